@@ -1,0 +1,57 @@
+package trust
+
+import (
+	"crypto"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"time"
+)
+
+// Identity is an X509-SVID with its key and the bundle it was verified against: one snapshot that is never changed
+// (invariant 6). Its fields must not be modified.
+type Identity struct {
+	ID         ID
+	Chain      []*x509.Certificate // leaf first, then intermediates; no root
+	Key        crypto.Signer
+	Bundle     *Bundle
+	ReceivedAt time.Time // wall clock; renewal counts from here, not from the backdated NotBefore (decision D20)
+}
+
+// NewIdentity returns the identity after checking that it works (invariant 7): the key belongs to the leaf, the leaf
+// is an SVID for want, and the chain verifies against the bundle at time now.
+func NewIdentity(want ID, chain []*x509.Certificate, key crypto.Signer, b *Bundle, now time.Time) (*Identity, error) {
+	if len(chain) == 0 {
+		return nil, errors.New("the chain is empty")
+	}
+	if !SameKey(chain[0].PublicKey, key.Public()) {
+		return nil, fmt.Errorf("certificate with serial %x is for another key than ours", chain[0].SerialNumber)
+	}
+	id, _, err := Verify(chain, Only(b), now)
+	if err != nil {
+		return nil, err
+	}
+	if id != want {
+		return nil, fmt.Errorf("certificate is for %s; asked for %s", id, want)
+	}
+	return &Identity{ID: id, Chain: chain, Key: key, Bundle: b, ReceivedAt: now.Round(0)}, nil
+}
+
+// Leaf returns the SVID's own certificate.
+func (i *Identity) Leaf() *x509.Certificate { return i.Chain[0] }
+
+// Serial returns the leaf's serial number in lower-case hex.
+func (i *Identity) Serial() string { return fmt.Sprintf("%x", i.Leaf().SerialNumber) }
+
+// NotAfter returns the leaf's end.
+func (i *Identity) NotAfter() time.Time { return i.Leaf().NotAfter }
+
+// TLSCertificate returns the chain and key for crypto/tls.
+func (i *Identity) TLSCertificate() *tls.Certificate {
+	c := &tls.Certificate{PrivateKey: i.Key, Leaf: i.Leaf()}
+	for _, x := range i.Chain {
+		c.Certificate = append(c.Certificate, x.Raw)
+	}
+	return c
+}

@@ -1,0 +1,73 @@
+package trust
+
+import (
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"time"
+)
+
+// LeafID returns the SPIFFE ID of a leaf certificate after the checks that X509-SVID asks of a validator before path
+// validation: exactly one URI SAN that is a SPIFFE ID with a path (sections 2, 5.2), not a CA (4.1, 5.2), and neither
+// keyCertSign nor cRLSign in its key usage (4.3, 5.2).
+func LeafID(leaf *x509.Certificate) (ID, error) {
+	if len(leaf.URIs) != 1 {
+		return ID{}, fmt.Errorf("certificate has %d URI SANs; an SVID has exactly one (X509-SVID section 2)", len(leaf.URIs))
+	}
+	id, err := ParseID(leaf.URIs[0].String())
+	if err != nil {
+		return ID{}, err
+	}
+	if leaf.IsCA {
+		return ID{}, fmt.Errorf("certificate of %s is a CA certificate; it may not authenticate (X509-SVID section 4.1)", id)
+	}
+	if leaf.KeyUsage&(x509.KeyUsageCertSign|x509.KeyUsageCRLSign) != 0 {
+		return ID{}, fmt.Errorf("certificate of %s may sign certificates or CRLs (X509-SVID section 4.3)", id)
+	}
+	return id, nil
+}
+
+// Verify checks a peer's chain (leaf first, as sent in the handshake) against the bundle of the leaf's own trust
+// domain and no other (X509-SVID section 5.2), at time now. bundleOf returns nil for a domain that is not trusted.
+// It returns the peer's ID and the verified chains.
+func Verify(chain []*x509.Certificate, bundleOf func(Domain) *Bundle, now time.Time) (ID, [][]*x509.Certificate, error) {
+	if len(chain) == 0 {
+		return ID{}, nil, errors.New("peer sent no certificate")
+	}
+	if len(chain) > MaxCertificates {
+		return ID{}, nil, fmt.Errorf("peer sent %d certificates; at most %d are read", len(chain), MaxCertificates)
+	}
+	id, err := LeafID(chain[0])
+	if err != nil {
+		return ID{}, nil, err
+	}
+	b := bundleOf(id.Domain())
+	if b == nil {
+		return ID{}, nil, fmt.Errorf("certificate of %s: trust domain %s is not trusted here", id, id.Domain())
+	}
+	intermediates := x509.NewCertPool()
+	for _, c := range chain[1:] {
+		intermediates.AddCert(c)
+	}
+	chains, err := chain[0].Verify(x509.VerifyOptions{
+		Roots:         b.pool,
+		Intermediates: intermediates,
+		CurrentTime:   now,
+		KeyUsages:     []x509.ExtKeyUsage{x509.ExtKeyUsageAny},
+	})
+	if err != nil {
+		return ID{}, nil, fmt.Errorf("certificate of %s (serial %x, valid %s to %s): %w", id, chain[0].SerialNumber,
+			chain[0].NotBefore.UTC().Format(time.RFC3339), chain[0].NotAfter.UTC().Format(time.RFC3339), err)
+	}
+	return id, chains, nil
+}
+
+// Only returns a bundle lookup that knows a single bundle.
+func Only(b *Bundle) func(Domain) *Bundle {
+	return func(d Domain) *Bundle {
+		if b != nil && d == b.domain {
+			return b
+		}
+		return nil
+	}
+}

@@ -1,0 +1,271 @@
+// Package audit owns the audit log: one JSON object a line, appended to a file, durable before the effect that it
+// announces (invariant 10).
+//
+// Append returns only after its line has been written and synced to disk. Callers share syncs (group commit): those
+// that arrive while one is under way, and under load those of a whole millisecond, wait for the next one together, so
+// the price of durability is paid once for many, and a lone caller waits for nobody. Note queues a line for the next
+// commit without waiting, for records of what has already happened.
+//
+// Once a write or sync has failed, nothing counts as written any more: Append fails for everybody waiting, and the
+// next call reopens the file and tries again. It refuses to lose a line in silence, and to hold secrets: tokens and
+// keys are never part of a Record.
+package audit
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Log is an open audit log. All methods are safe for concurrent use.
+type Log struct {
+	path string
+
+	mu       sync.Mutex // guards all up to closed
+	pending  *batch
+	flushing bool
+	closed   bool
+	closing  chan struct{} // closed with closed, to end waits
+
+	io     sync.Mutex // guards file and failed; held while writing
+	file   *os.File   // nil after a failure
+	failed error      // of the last commit
+}
+
+// batch is a group of lines that are committed together.
+type batch struct {
+	lines  []byte
+	urgent chan struct{} // closed once somebody waits for the commit
+	waited bool          // urgent is closed
+	done   chan struct{} // closed after the commit
+	err    error         // set before done is closed
+}
+
+const (
+	// commitSpacing is the least time from one sync to the next: at thousands of records a second it makes one sync out
+	// of several, whose cost for processor and disk is the same.
+	commitSpacing = time.Millisecond
+	// noteDelay is how long a record that nobody waits for may wait for company.
+	noteDelay = 50 * time.Millisecond
+)
+
+// maxPending bounds the memory of lines that wait for a slow disk.
+const maxPending = 16 << 20
+
+// Open opens or creates the log at path with mode 0600. A line that a crash cut off is ended, so that the next line
+// stands on its own; readers find the torn one by its failing to parse.
+func Open(path string) (*Log, error) {
+	l := &Log{path: path, pending: newBatch(), closing: make(chan struct{})}
+	if err := l.open(); err != nil {
+		return nil, err
+	}
+	return l, nil
+}
+
+func newBatch() *batch { return &batch{done: make(chan struct{}), urgent: make(chan struct{})} }
+
+// Append writes a record and returns once it is durable. After an error nothing may be done that the record
+// announces: the line may or may not be in the file.
+func (l *Log) Append(r Record) error {
+	b, err := l.add(r, true)
+	if err != nil {
+		return err
+	}
+	<-b.done
+	return b.err
+}
+
+// Note queues a record for the next commit and does not wait. A crash of the process before that commit loses it, so
+// it is for results only, whose intent is durable.
+func (l *Log) Note(r Record) error {
+	_, err := l.add(r, false)
+	return err
+}
+
+func (l *Log) add(r Record, urgent bool) (*batch, error) {
+	if r.Time.IsZero() {
+		r.Time = time.Now()
+	}
+	r.Time = r.Time.UTC()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed {
+		return nil, errors.New("audit log is closed")
+	}
+	if len(l.pending.lines) > maxPending {
+		return nil, fmt.Errorf("audit log %s: %d bytes wait for the disk already", l.path, len(l.pending.lines))
+	}
+	b := l.pending
+	b.lines = append(r.append(b.lines), '\n')
+	if urgent && !b.waited {
+		b.waited = true
+		close(b.urgent)
+	}
+	if !l.flushing {
+		l.flushing = true
+		go l.flush() // ends as soon as nothing is pending
+	}
+	return b, nil
+}
+
+// flush commits batch after batch until none is pending.
+func (l *Log) flush() {
+	for {
+		l.mu.Lock()
+		b := l.pending
+		l.mu.Unlock()
+		l.await(b)
+		l.mu.Lock()
+		l.pending = newBatch()
+		l.mu.Unlock()
+		begun := time.Now()
+		b.err = l.commit(b.lines)
+		close(b.done)
+		if l.rest(begun) {
+			return
+		}
+	}
+}
+
+// await returns when a batch should be committed: at once if somebody waits for it.
+func (l *Log) await(b *batch) {
+	timer := time.NewTimer(noteDelay)
+	defer timer.Stop()
+	select {
+	case <-b.urgent:
+	case <-timer.C:
+	case <-l.closing:
+	}
+}
+
+// rest keeps the spacing between commits, and reports whether nothing is pending after it; then flush must return.
+func (l *Log) rest(begun time.Time) (idle bool) {
+	timer := time.NewTimer(commitSpacing - time.Since(begun))
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-l.closing:
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.pending.lines) == 0 {
+		l.flushing = false
+	}
+	return !l.flushing
+}
+
+// commit writes and syncs lines. A crash before the sync returns leaves any prefix of them in the file: their callers
+// were not told that they are durable, so nothing was signed on their account.
+func (l *Log) commit(lines []byte) error {
+	l.io.Lock()
+	defer l.io.Unlock()
+	l.failed = l.write(lines)
+	return l.failed
+}
+
+// write does the work of commit. Caller holds io.
+func (l *Log) write(lines []byte) error {
+	if l.file == nil {
+		if err := l.open(); err != nil {
+			return err
+		}
+	}
+	_, err := l.file.Write(lines)
+	if err == nil {
+		err = unix.Fdatasync(int(l.file.Fd()))
+	}
+	if err != nil {
+		// The state of the page cache after a failed sync is not known: go on only through a fresh descriptor.
+		l.file.Close()
+		l.file = nil
+		return fmt.Errorf("writing audit log %s: %w", l.path, err)
+	}
+	return nil
+}
+
+// open opens the file and ends a torn last line. Caller holds io, or is the only user.
+func (l *Log) open() error {
+	f, err := os.OpenFile(l.path, os.O_RDWR|os.O_CREATE|os.O_APPEND, 0o600)
+	if err != nil {
+		return fmt.Errorf("opening audit log: %w", err)
+	}
+	torn, err := endsTorn(f)
+	if err == nil && torn {
+		_, err = f.Write([]byte{'\n'})
+	}
+	if err == nil {
+		err = syncDir(filepath.Dir(l.path)) // the file's name must survive a crash as its lines do
+	}
+	if err != nil {
+		f.Close()
+		return fmt.Errorf("opening audit log %s: %w", l.path, err)
+	}
+	l.file = f
+	return nil
+}
+
+func endsTorn(f *os.File) (bool, error) {
+	info, err := f.Stat()
+	if err != nil || !info.Mode().IsRegular() || info.Size() == 0 {
+		return false, err
+	}
+	var last [1]byte
+	if _, err := f.ReadAt(last[:], info.Size()-1); err != nil && !errors.Is(err, io.EOF) {
+		return false, err
+	}
+	return last[0] != '\n', nil
+}
+
+func syncDir(dir string) error {
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	return d.Sync()
+}
+
+// Err returns why the last commit failed, nil if it did not. A server whose log fails is not ready.
+func (l *Log) Err() error {
+	l.io.Lock()
+	defer l.io.Unlock()
+	return l.failed
+}
+
+// Reopen makes the next commit open the path again, after a tool like logrotate has moved the file away.
+func (l *Log) Reopen() {
+	l.io.Lock()
+	defer l.io.Unlock()
+	if l.file != nil {
+		l.file.Close()
+		l.file = nil
+	}
+}
+
+// Close commits what is pending and closes the file; later calls of Append and Note fail.
+func (l *Log) Close() error {
+	l.mu.Lock()
+	if !l.closed {
+		l.closed = true
+		close(l.closing)
+	}
+	b, busy := l.pending, l.flushing
+	l.mu.Unlock()
+	if busy && len(b.lines) > 0 {
+		<-b.done
+	}
+	l.io.Lock()
+	defer l.io.Unlock()
+	if l.file == nil {
+		return nil
+	}
+	err := l.file.Close()
+	l.file = nil
+	return err
+}

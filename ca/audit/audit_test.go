@@ -1,0 +1,199 @@
+package audit
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+func open(t testing.TB, path string) *Log {
+	t.Helper()
+	l, err := Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	return l
+}
+
+func lines(t *testing.T, path string) []string {
+	t.Helper()
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.Split(strings.TrimSuffix(string(data), "\n"), "\n")
+}
+
+// fill sets every field of a struct, so that a field that append forgets shows.
+func fill(v reflect.Value, text string) {
+	for i := range v.NumField() {
+		f := v.Field(i)
+		switch f.Interface().(type) {
+		case time.Time:
+			f.Set(reflect.ValueOf(time.Date(2026, 11, 30, 1, 2, 3, 4, time.UTC)))
+		case *time.Time:
+			f.Set(reflect.ValueOf(new(time.Date(2051, 1, 1, 0, 0, 0, 0, time.UTC))))
+		case bool:
+			f.SetBool(true)
+		case Requester:
+			fill(f, text)
+		default:
+			f.SetString(text + v.Type().Field(i).Name)
+		}
+	}
+}
+
+func TestRecordIsWrittenAsEncodingJSONWould(t *testing.T) {
+	for _, text := range []string{"plain", `quote" back\ slash`, "line\nbreak\ttab", "<&>", "é\u2028\xff\x00\x7f"} {
+		var r Record
+		fill(reflect.ValueOf(&r).Elem(), text)
+		r.Event = Intent
+		want, err := json.Marshal(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var a, b any
+		if err := json.Unmarshal(r.append(nil), &a); err != nil {
+			t.Fatalf("%q: %v in %s", text, err, r.append(nil))
+		}
+		if err := json.Unmarshal(want, &b); err != nil {
+			t.Fatal(err)
+		}
+		if !reflect.DeepEqual(a, b) {
+			t.Errorf("%q: got\n%s\nwant\n%s", text, r.append(nil), want)
+		}
+		if strings.ContainsAny(string(r.append(nil)), "\n\r") {
+			t.Errorf("%q: more than one line", text)
+		}
+	}
+	empty := Record{Event: Started}
+	if got, want := string(empty.append(nil)), `{"time":"0001-01-01T00:00:00Z","event":"started"}`; got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
+}
+
+func TestAppendIsInTheFileWhenItReturns(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "audit.jsonl")
+	l := open(t, path)
+	var wg sync.WaitGroup
+	for i := range 64 {
+		wg.Go(func() {
+			detail := fmt.Sprintf("record %d", i)
+			if err := l.Append(Record{Event: Admin, Detail: detail}); err != nil {
+				t.Error(err)
+				return
+			}
+			if data, err := os.ReadFile(path); err != nil || !strings.Contains(string(data), `"`+detail+`"`) {
+				t.Errorf("%q is not in the file after Append (%v)", detail, err)
+			}
+		})
+	}
+	wg.Wait()
+	if n := len(lines(t, path)); n != 64 {
+		t.Errorf("%d lines, want 64", n)
+	}
+	if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("mode %v, %v; want 0600", info.Mode(), err)
+	}
+}
+
+func TestNoteIsWrittenWithoutAnAppend(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "audit.jsonl")
+	l := open(t, path)
+	if err := l.Note(Record{Event: Issued}); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if got := lines(t, path); len(got) != 1 || !strings.Contains(got[0], "issued") {
+		t.Errorf("lines %q", got)
+	}
+	if err := l.Append(Record{}); err == nil {
+		t.Error("a closed log took a record")
+	}
+}
+
+// A line that a crash cut off does not swallow the next one.
+func TestTornLineIsEnded(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "audit.jsonl")
+	if err := os.WriteFile(path, []byte("{\"event\":\"intent\"}\n{\"event\":\"iss"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	l := open(t, path)
+	if err := l.Append(Record{Event: Started}); err != nil {
+		t.Fatal(err)
+	}
+	good := 0
+	for _, line := range lines(t, path) {
+		if json.Valid([]byte(line)) {
+			good++
+		}
+	}
+	if good != 2 {
+		t.Errorf("%d whole lines, want 2: %q", good, lines(t, path))
+	}
+}
+
+// Each writer is told of a failure, and the log works again once the disk does.
+func TestFailureIsToldAndRecoveredFrom(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "audit.jsonl")
+	if err := os.Symlink("/dev/full", path); err != nil {
+		t.Fatal(err)
+	}
+	l := open(t, path)
+	if err := l.Append(Record{Event: Intent}); err == nil || !strings.Contains(err.Error(), path) {
+		t.Errorf("a full disk gave %v", err)
+	}
+	if l.Err() == nil {
+		t.Error("Err says all is well")
+	}
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.Append(Record{Event: Intent}); err != nil {
+		t.Errorf("after the disk had room again: %v", err)
+	}
+	if l.Err() != nil {
+		t.Errorf("Err still says %v", l.Err())
+	}
+}
+
+func TestReopenFollowsARenamedFile(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "audit.jsonl")
+	l := open(t, path)
+	if err := errors.Join(l.Append(Record{Event: Admin, Detail: "one"}), os.Rename(path, path+".1")); err != nil {
+		t.Fatal(err)
+	}
+	l.Reopen()
+	if err := l.Append(Record{Event: Admin, Detail: "two"}); err != nil {
+		t.Fatal(err)
+	}
+	for file, want := range map[string]string{path + ".1": "one", path: "two"} {
+		if got := lines(t, file); len(got) != 1 || !strings.Contains(got[0], want) {
+			t.Errorf("%s has %q, want one line with %q", file, got, want)
+		}
+	}
+}
+
+func BenchmarkAppendParallel16(b *testing.B) {
+	l := open(b, filepath.Join(b.TempDir(), "audit.jsonl"))
+	b.SetParallelism(8)
+	b.RunParallel(func(pb *testing.PB) {
+		for pb.Next() {
+			if err := l.Append(Record{Event: Intent, Serial: "00", SPIFFEID: "spiffe://td/ns/a/sa/b"}); err != nil {
+				b.Error(err)
+			}
+		}
+	})
+}

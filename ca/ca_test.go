@@ -1,0 +1,286 @@
+package ca
+
+import (
+	"crypto"
+	"crypto/x509"
+	"encoding/json"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/chancery-project/chancery/ca/audit"
+	"github.com/chancery-project/chancery/trust"
+)
+
+// newIssuer makes a real root, issuer and audit log for a test.
+func newIssuer(t testing.TB, c CreateConfig) (*Issuer, *Created, string) {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "audit.jsonl")
+	log, err := audit.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { log.Close() })
+	if c.Domain.IsZero() {
+		c.Domain = domain(t, "cluster.local")
+	}
+	c.Log, c.LogID = log, MinLogID+7
+	made, err := Create(t.Context(), c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	bundle, err := trust.NewBundle(c.Domain, 1, []*x509.Certificate{made.Root})
+	if err != nil {
+		t.Fatal(err)
+	}
+	i, err := NewIssuer(IssuerConfig{
+		Domain: c.Domain, Key: made.IssuerKey, Chain: []*x509.Certificate{made.Issuer}, Bundle: bundle, LogID: c.LogID, Log: log,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return i, made, path
+}
+
+func domain(t testing.TB, s string) trust.Domain {
+	t.Helper()
+	d, err := trust.ParseDomain(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+func id(t testing.TB, s string) trust.ID {
+	t.Helper()
+	id, err := trust.ParseID(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return id
+}
+
+func profile(t testing.TB, c ProfileConfig) *Profile {
+	t.Helper()
+	p, err := NewProfile("workload", c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+func publicKey(t testing.TB, kt KeyType) any {
+	t.Helper()
+	key, err := GenerateKey(kt)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return key.Public()
+}
+
+// issue runs both steps.
+func issue(t testing.TB, i *Issuer, p *Profile, r Request) (*x509.Certificate, error) {
+	t.Helper()
+	token, err := i.Prepare(p, r)
+	if err != nil {
+		return nil, err
+	}
+	c, err := i.Issue(t.Context(), token)
+	if err != nil {
+		return nil, err
+	}
+	cert, err := x509.ParseCertificate(c.DER)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return cert, nil
+}
+
+func readLog(t *testing.T, path string) []audit.Record {
+	t.Helper()
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out []audit.Record
+	for line := range strings.Lines(string(data)) {
+		var r audit.Record
+		if err := json.Unmarshal([]byte(line), &r); err != nil {
+			t.Fatalf("line %q: %v", line, err)
+		}
+		out = append(out, r)
+	}
+	return out
+}
+
+// Every key type of issuer and of subject gives a certificate that verifies and passes zlint's RFC subset.
+func TestEveryKeyTypeVerifiesAndPassesZlint(t *testing.T) {
+	for _, issuing := range []KeyType{P256, P384, Ed25519, RSA} {
+		t.Run("issuer "+string(issuing), func(t *testing.T) {
+			t.Parallel()
+			i, made, _ := newIssuer(t, CreateConfig{KeyType: issuing})
+			p := profile(t, ProfileConfig{KeyEncipherment: true})
+			if err := i.SelfCheck(p, ServerProfile(), issuerProfile(time.Hour)); err != nil {
+				t.Fatal(err)
+			}
+			for _, c := range []*x509.Certificate{made.Root, made.Issuer} {
+				if err := zlintCheck(c.Raw); err != nil {
+					t.Errorf("%s: %v", c.Subject, err)
+				}
+			}
+			want := id(t, "spiffe://cluster.local/ns/foo/sa/web")
+			for _, kt := range []KeyType{P256, P384, Ed25519, RSA} {
+				cert, err := issue(t, i, p, Request{ID: want, PublicKey: publicKey(t, kt)})
+				if err != nil {
+					t.Fatalf("%s: %v", kt, err)
+				}
+				chain := append([]*x509.Certificate{cert}, i.Chain()...)
+				got, _, err := trust.Verify(chain, trust.Only(i.Bundle()), time.Now())
+				if err != nil || got != want {
+					t.Errorf("%s: verified as %q, error %v", kt, got, err)
+				}
+				if err := zlintCheck(cert.Raw); err != nil {
+					t.Errorf("%s: %v", kt, err)
+				}
+			}
+		})
+	}
+}
+
+func TestInvariant1TokenIsOneShot(t *testing.T) {
+	i, _, _ := newIssuer(t, CreateConfig{})
+	other, _, _ := newIssuer(t, CreateConfig{})
+	token, err := i.Prepare(profile(t, ProfileConfig{}), Request{ID: id(t, "spiffe://cluster.local/ns/a/sa/b"), PublicKey: publicKey(t, P256)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := other.Issue(t.Context(), token); err == nil || !strings.Contains(err.Error(), "another issuer") {
+		t.Errorf("another issuer took the token: %v", err)
+	}
+	if _, err := i.Issue(t.Context(), token); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := i.Issue(t.Context(), token); err == nil || !strings.Contains(err.Error(), "used before") {
+		t.Errorf("the token was redeemed twice: %v", err)
+	}
+}
+
+func TestInvariant3LeafEndsWithItsChainAndProfile(t *testing.T) {
+	short, _, _ := newIssuer(t, CreateConfig{IssuerTTL: 10 * time.Minute, RootTTL: 20 * time.Minute})
+	long, _, _ := newIssuer(t, CreateConfig{})
+	p := profile(t, ProfileConfig{DefaultTTL: "2h", MaxTTL: "4h"})
+	for _, tc := range []struct {
+		name string
+		i    *Issuer
+		ask  time.Duration
+		want time.Duration
+	}{
+		{"default", long, 0, 2 * time.Hour},
+		{"negative takes the default (D20)", long, -time.Hour, 2 * time.Hour},
+		{"as asked", long, time.Hour, time.Hour},
+		{"clamped to the profile (D20)", long, 100 * time.Hour, 4 * time.Hour},
+		{"clamped to the chain", short, time.Hour, 10 * time.Minute},
+	} {
+		cert, err := issue(t, tc.i, p, Request{ID: id(t, "spiffe://cluster.local/ns/a/sa/b"), PublicKey: publicKey(t, P256), TTL: tc.ask})
+		if err != nil {
+			t.Errorf("%s: %v", tc.name, err)
+			continue
+		}
+		if got := time.Until(cert.NotAfter); got > tc.want || got < tc.want-5*time.Second {
+			t.Errorf("%s: lives %s, want %s", tc.name, got, tc.want)
+		}
+	}
+}
+
+func TestInvariant10NoLogNoSignature(t *testing.T) {
+	i, made, path := newIssuer(t, CreateConfig{})
+	before := len(readLog(t, path))
+	full, err := audit.Open("/dev/full") // each write fails: no space left on device
+	if err != nil {
+		t.Skip(err)
+	}
+	defer full.Close()
+	broken, err := NewIssuer(IssuerConfig{
+		Domain: i.domain, Key: signCounter{made.IssuerKey, t}, Chain: i.chain, Bundle: i.bundle, LogID: i.logID, Log: full,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = broken.Prepare(profile(t, ProfileConfig{}), Request{ID: id(t, "spiffe://cluster.local/ns/a/sa/b"), PublicKey: publicKey(t, P256)})
+	if !errors.Is(err, ErrNotReady) {
+		t.Errorf("Prepare gave %v; want ErrNotReady", err)
+	}
+	if n := len(readLog(t, path)); n != before {
+		t.Errorf("the other log grew from %d to %d lines", before, n)
+	}
+}
+
+func TestLogHasIntentAndResult(t *testing.T) {
+	i, _, path := newIssuer(t, CreateConfig{})
+	cert, err := issue(t, i, profile(t, ProfileConfig{}), Request{
+		ID: id(t, "spiffe://cluster.local/ns/a/sa/b"), PublicKey: publicKey(t, P256), TTL: 1000 * time.Hour, Requester: audit.Requester{Node: "n1"},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	i.log.Close()
+	records := readLog(t, path)
+	intent, result := records[len(records)-2], records[len(records)-1]
+	if intent.Event != audit.Intent || result.Event != audit.Issued || intent.Serial != result.Serial {
+		t.Fatalf("last two records are %+v and %+v", intent, result)
+	}
+	if !intent.Clamped || intent.SPIFFEID != cert.URIs[0].String() || intent.Issuer != i.SKI() || intent.TBSHash == "" || intent.Requester.Node != "n1" {
+		t.Errorf("intent is incomplete: %+v", intent)
+	}
+}
+
+func TestRequestsRefused(t *testing.T) {
+	i, _, _ := newIssuer(t, CreateConfig{})
+	p := profile(t, ProfileConfig{KeyTypes: []string{"p256"}})
+	good := id(t, "spiffe://cluster.local/ns/a/sa/b")
+	for _, tc := range []struct {
+		name string
+		r    Request
+		want error
+	}{
+		{"no key", Request{ID: good}, ErrKey},
+		{"key type not in profile", Request{ID: good, PublicKey: publicKey(t, RSA)}, ErrName},
+		{"no ID", Request{PublicKey: publicKey(t, P256)}, ErrName},
+		{"another trust domain (D10)", Request{ID: id(t, "spiffe://other/ns/a/sa/b"), PublicKey: publicKey(t, P256)}, ErrName},
+		{"reserved path (D15)", Request{ID: trust.SystemID(i.domain, "server"), PublicKey: publicKey(t, P256)}, ErrName},
+		{"path outside the profile", Request{ID: id(t, "spiffe://cluster.local/x"), PublicKey: publicKey(t, P256)}, ErrName},
+		{"DNS name", Request{ID: good, PublicKey: publicKey(t, P256), DNSNames: []string{"a.b"}}, ErrName},
+		{"signing certificate", Request{ID: good, PublicKey: publicKey(t, P256), CA: &CARequest{}}, ErrName},
+	} {
+		if _, err := i.Prepare(p, tc.r); !errors.Is(err, tc.want) {
+			t.Errorf("%s: %v; want %v", tc.name, err, tc.want)
+		}
+	}
+}
+
+func TestD13SerialsHaveLogIDAndAreUnique(t *testing.T) {
+	i, _, _ := newIssuer(t, CreateConfig{})
+	seen := map[string]bool{}
+	for range 1000 {
+		s := i.serial()
+		if len(s) != 20 || s[0]&0x80 != 0 || s[0] == 0 || s[3] != 7 || seen[string(s)] {
+			t.Fatalf("serial %x", s)
+		}
+		seen[string(s)] = true
+	}
+}
+
+// signCounter is a key that must not be used.
+type signCounter struct {
+	crypto.Signer
+	t *testing.T
+}
+
+func (s signCounter) Sign(io.Reader, []byte, crypto.SignerOpts) ([]byte, error) {
+	s.t.Error("the key was used")
+	return nil, errors.New("not to be used")
+}

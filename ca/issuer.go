@@ -1,0 +1,326 @@
+package ca
+
+import (
+	"context"
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/ed25519"
+	"crypto/rand"
+	"crypto/rsa"
+	"crypto/sha256"
+	"crypto/x509"
+	"encoding/binary"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"github.com/chancery-project/chancery/ca/audit"
+	"github.com/chancery-project/chancery/trust"
+)
+
+// Errors that callers tell apart. All others are faults of ours.
+var (
+	// ErrKey: the public key is of a kind that is not certified.
+	ErrKey = errors.New("key refused")
+	// ErrName: the identity may not be issued under this profile or by this issuer.
+	ErrName = errors.New("name refused")
+	// ErrNotReady: nothing can be issued at the moment, because the issuer has expired or the log cannot be written.
+	ErrNotReady = errors.New("not ready to issue")
+)
+
+// Log IDs are 31 bits with the top byte in use, so that every serial has exactly 20 octets (decision D13).
+const (
+	MinLogID = 1 << 24
+	MaxLogID = 1<<31 - 1
+)
+
+// tokenLife bounds the time between Prepare and Issue; what was validated then should still hold.
+const tokenLife = time.Minute
+
+// Issuer signs certificates of one trust domain with one key. It is immutable; a rotation makes a new one.
+type Issuer struct {
+	domain    trust.Domain
+	name      []byte // DER of the issuing certificate's subject
+	ski       []byte
+	key       crypto.Signer
+	algorithm algorithm
+	chain     []*x509.Certificate
+	bundle    *trust.Bundle
+	notBefore time.Time
+	notAfter  time.Time // the earliest end in the chain, root included (invariant 3)
+	logID     uint32
+	log       *audit.Log
+}
+
+// IssuerConfig holds what an issuer is made of.
+type IssuerConfig struct {
+	Domain trust.Domain
+	Key    crypto.Signer
+	Chain  []*x509.Certificate // the issuing certificate first, then others up to the root, which may be left out
+	Bundle *trust.Bundle       // the roots that verifiers have
+	LogID  uint32              // MinLogID to MaxLogID, leads every serial
+	Log    *audit.Log
+}
+
+// NewIssuer checks the parts against each other: the key is the certificate's, the certificate may sign, the chain
+// verifies against the bundle at this time. Errors say which part is wrong.
+func NewIssuer(c IssuerConfig) (*Issuer, error) {
+	if len(c.Chain) == 0 {
+		return nil, errors.New("no issuing certificate")
+	}
+	if c.LogID < MinLogID || c.LogID > MaxLogID {
+		return nil, fmt.Errorf("log ID %d is not between %d and %d", c.LogID, MinLogID, MaxLogID)
+	}
+	cert := c.Chain[0]
+	if !trust.SameKey(cert.PublicKey, c.Key.Public()) {
+		return nil, fmt.Errorf("the private key does not belong to the issuing certificate %q", cert.Subject)
+	}
+	alg, err := algorithmOf(cert.PublicKey)
+	if err != nil {
+		return nil, err
+	}
+	if err := checkSigningCertificate(cert); err != nil {
+		return nil, fmt.Errorf("issuing certificate %q: %w", cert.Subject, err)
+	}
+	path, err := verifySigningChain(c.Chain, c.Bundle, time.Now())
+	if err != nil {
+		return nil, fmt.Errorf("issuing certificate %q: %w", cert.Subject, err)
+	}
+	i := &Issuer{
+		domain: c.Domain, name: cert.RawSubject, ski: cert.SubjectKeyId, key: c.Key, algorithm: alg, bundle: c.Bundle,
+		chain: path[:len(path)-1], notBefore: cert.NotBefore, notAfter: cert.NotAfter, logID: c.LogID, log: c.Log,
+	}
+	for _, x := range path {
+		if x.NotAfter.Before(i.notAfter) {
+			i.notAfter = x.NotAfter
+		}
+	}
+	return i, nil
+}
+
+func checkSigningCertificate(cert *x509.Certificate) error {
+	switch {
+	case !cert.BasicConstraintsValid || !cert.IsCA:
+		return errors.New("it is not a CA certificate (basicConstraints cA is not true)")
+	case cert.KeyUsage&x509.KeyUsageCertSign == 0:
+		return errors.New("its key usage lacks keyCertSign")
+	case len(cert.RawSubject) <= 2:
+		return errors.New("its subject is empty; verifiers could not find it")
+	case len(cert.SubjectKeyId) == 0:
+		return errors.New("it has no subject key identifier")
+	}
+	return nil
+}
+
+// verifySigningChain returns the path from the issuing certificate to a root of the bundle.
+func verifySigningChain(chain []*x509.Certificate, b *trust.Bundle, now time.Time) ([]*x509.Certificate, error) {
+	roots, intermediates := x509.NewCertPool(), x509.NewCertPool()
+	for _, r := range b.Roots() {
+		roots.AddCert(r)
+	}
+	for _, c := range chain[1:] {
+		intermediates.AddCert(c)
+	}
+	paths, err := chain[0].Verify(x509.VerifyOptions{
+		Roots: roots, Intermediates: intermediates, CurrentTime: now, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny},
+	})
+	if err != nil {
+		return nil, fmt.Errorf("it does not verify against the roots: %w", err)
+	}
+	return paths[0], nil
+}
+
+// Domain returns the trust domain whose identities the issuer signs.
+func (i *Issuer) Domain() trust.Domain { return i.domain }
+
+// Chain returns the issuing certificate and its intermediates, without the root; empty if the root itself issues.
+// Together with Bundle it is what a client needs next to its leaf, of one snapshot (invariant 6).
+func (i *Issuer) Chain() []*x509.Certificate { return i.chain }
+
+// Bundle returns the roots that verify what the issuer signs.
+func (i *Issuer) Bundle() *trust.Bundle { return i.bundle }
+
+// NotAfter returns the earliest end in the issuer's chain, root included.
+func (i *Issuer) NotAfter() time.Time { return i.notAfter }
+
+// SKI returns the issuing certificate's subject key identifier in hex; the authority document names issuers by it.
+func (i *Issuer) SKI() string { return hex.EncodeToString(i.ski) }
+
+// Token is the right to one signature, given by Prepare after validation, lint and log. It can be redeemed once, at
+// the issuer that gave it, within a minute.
+type Token struct {
+	issuer   *Issuer
+	tbs      []byte
+	intent   audit.Record
+	notAfter time.Time
+	made     time.Time
+	used     atomic.Bool
+}
+
+// check verifies a certificate against its issuer, as a peer would.
+func (c *Certificate) check() error {
+	cert, err := x509.ParseCertificate(c.DER)
+	if err != nil {
+		return err
+	}
+	return c.Issuer.algorithm.checkSignature(c.Issuer.key.Public(), cert.RawTBSCertificate, cert.Signature)
+}
+
+// Certificate is an issued certificate with the issuer that signed it.
+type Certificate struct {
+	DER      []byte
+	Serial   string // hex
+	NotAfter time.Time
+	Issuer   *Issuer
+}
+
+// Prepare validates the request, builds and lints the certificate and writes the intent to the audit log, durably.
+// Errors wrap ErrKey, ErrName or ErrNotReady where the cause is the request's or the moment's.
+func (i *Issuer) Prepare(p *Profile, r Request) (*Token, error) {
+	now := time.Now()
+	tbs, cert, kt, err := i.build(p, &r, now)
+	if err != nil {
+		return nil, err
+	}
+	sum := sha256.Sum256(tbs)
+	intent := audit.Record{
+		Time: now, Event: audit.Intent, Serial: hex.EncodeToString(cert.SerialNumber.Bytes()), SPIFFEID: cert.URIs[0].String(),
+		Profile: p.name, Issuer: i.SKI(), NotAfter: &cert.NotAfter, KeyType: string(kt), TBSHash: hex.EncodeToString(sum[:]),
+		Clamped: r.TTL > 0 && cert.NotAfter.Before(now.Add(r.TTL).Truncate(time.Second)), Requester: r.Requester,
+	}
+	if err := i.log.Append(intent); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrNotReady, err)
+	}
+	return &Token{issuer: i, tbs: tbs, intent: intent, notAfter: cert.NotAfter, made: now}, nil
+}
+
+// Issue redeems a token: it signs the very bytes that Prepare linted and logs the result. A crash between the
+// signature and the log of the result leaves an intent alone: readers must count it as issued.
+func (i *Issuer) Issue(_ context.Context, t *Token) (*Certificate, error) {
+	switch {
+	case t.issuer != i:
+		return nil, errors.New("the token is of another issuer")
+	case t.used.Swap(true):
+		return nil, errors.New("the token was used before")
+	case time.Since(t.made) > tokenLife:
+		return nil, fmt.Errorf("the token is older than %s", tokenLife)
+	}
+	result := audit.Record{Event: audit.Issued, Serial: t.intent.Serial, SPIFFEID: t.intent.SPIFFEID}
+	der, err := i.sign(t.tbs)
+	if err != nil {
+		result.Event, result.Reason, result.Detail = audit.Failed, "SIGNING_FAILED", err.Error()
+		return nil, errors.Join(fmt.Errorf("signing certificate %s: %w", t.intent.Serial, err), i.log.Note(result))
+	}
+	sum := sha256.Sum256(der)
+	result.CertHash = hex.EncodeToString(sum[:])
+	if err := i.log.Note(result); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrNotReady, err)
+	}
+	return &Certificate{DER: der, Serial: t.intent.Serial, NotAfter: t.notAfter, Issuer: i}, nil
+}
+
+func (i *Issuer) sign(tbs []byte) ([]byte, error) {
+	sig, err := crypto.SignMessage(i.key, rand.Reader, tbs, i.algorithm.hash)
+	if err != nil {
+		return nil, err
+	}
+	if !inProcess(i.key) {
+		if err := i.algorithm.checkSignature(i.key.Public(), tbs, sig); err != nil {
+			return nil, err
+		}
+	}
+	return assemble(tbs, i.algorithm.id, sig)
+}
+
+// inProcess reports whether a key is one of Go's own in this process's memory. Their signatures are checked on a sample
+// in the background (Sampler), and by every agent before use: a check of each would cost a fifth of the whole request.
+// What another program or device signs is checked each time, before anybody sees it.
+func inProcess(key crypto.Signer) bool {
+	switch key.(type) {
+	case *ecdsa.PrivateKey, ed25519.PrivateKey, *rsa.PrivateKey:
+		return true
+	}
+	return false
+}
+
+// build returns the to-be-signed bytes for a request, the certificate parsed back from them, linted, and its key's type.
+func (i *Issuer) build(p *Profile, r *Request, now time.Time) ([]byte, *x509.Certificate, KeyType, error) {
+	t, err := i.template(p, r, now)
+	if err != nil {
+		return nil, nil, "", err
+	}
+	tbs, err := t.marshal()
+	if err != nil {
+		return nil, nil, "", fmt.Errorf("encoding certificate: %w", err)
+	}
+	unsigned, err := assemble(tbs, i.algorithm.id, []byte{0})
+	if err != nil {
+		return nil, nil, "", fmt.Errorf("encoding certificate: %w", err)
+	}
+	cert, err := x509.ParseCertificate(unsigned)
+	if err != nil {
+		return nil, nil, "", fmt.Errorf("the certificate to sign does not parse: %w", err)
+	}
+	l := &linted{cert: cert, issuer: i, profile: p, request: r, now: now}
+	if err := l.run(); err != nil {
+		return nil, nil, "", err
+	}
+	return tbs, cert, t.keyType, nil
+}
+
+func (i *Issuer) template(p *Profile, r *Request, now time.Time) (*template, error) {
+	kt, err := TypeOf(r.PublicKey)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrKey, err)
+	}
+	if err := p.allows(r, kt); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrName, err)
+	}
+	if r.CA == nil && r.ID.Domain() != i.domain {
+		return nil, fmt.Errorf("%w: %s is not in trust domain %s", ErrName, r.ID, i.domain)
+	}
+	notBefore := now.Add(-p.backdate).Truncate(time.Second)
+	if notBefore.Before(i.notBefore) && r.CA == nil {
+		notBefore = i.notBefore
+	}
+	notAfter := now.Add(p.lifetime(r.TTL)).Truncate(time.Second)
+	if notAfter.After(i.notAfter) {
+		notAfter = i.notAfter
+	}
+	if notAfter.Sub(now) < time.Second {
+		return nil, fmt.Errorf("%w: the issuer's chain ends at %s", ErrNotReady, i.notAfter.UTC().Format(time.RFC3339))
+	}
+	spki, err := x509.MarshalPKIXPublicKey(r.PublicKey)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrKey, err)
+	}
+	ski, err := keyID(spki)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrKey, err)
+	}
+	t := &template{
+		keyType: kt, serial: i.serial(), algorithm: i.algorithm.id, issuer: i.name, subject: emptyName,
+		notBefore: notBefore, notAfter: notAfter, spki: spki, ski: ski, aki: i.ski,
+		keyUsage: x509.KeyUsageDigitalSignature, uri: r.ID.String(), dns: r.DNSNames, ips: r.IPs,
+	}
+	if kt == RSA && p.keyEncipherment {
+		t.keyUsage |= x509.KeyUsageKeyEncipherment
+	}
+	if r.CA != nil {
+		err = t.signing(r.CA)
+	}
+	if r.Attestation != nil && err == nil {
+		t.attestation, err = r.Attestation.marshal()
+	}
+	return t, err
+}
+
+// serial returns 31 bits of log ID and 128 random bits (decision D13).
+func (i *Issuer) serial() []byte {
+	s := binary.BigEndian.AppendUint32(make([]byte, 0, 20), i.logID)
+	s = s[:20]
+	rand.Read(s[4:]) // never fails: the runtime ends the process if the system has no randomness
+	return s
+}

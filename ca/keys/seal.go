@@ -1,0 +1,115 @@
+// Package keys owns private keys at rest: the sealing key, and what is sealed with it.
+//
+// A Sealer encrypts private keys before they enter the authority document and authenticates the document itself
+// (decision D9). Its key lies in a file of its own, never in the store: who can read the store alone learns no key,
+// who can write the store alone cannot make a server accept what he wrote.
+//
+// It refuses a sealing key that others may read, and to make a new one where one is expected.
+package keys
+
+import (
+	"crypto/aes"
+	"crypto/cipher"
+	"crypto/hkdf"
+	"crypto/hmac"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+)
+
+const keyBytes = 32
+
+// Sealer encrypts and authenticates with keys derived from one sealing key. It is safe for concurrent use.
+type Sealer struct {
+	aead cipher.AEAD
+	mac  []byte
+}
+
+// CreateSealer makes a new sealing key in a file with mode 0600 that must not exist yet.
+func CreateSealer(path string) (*Sealer, error) {
+	key := make([]byte, keyBytes)
+	rand.Read(key)
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("creating sealing key: %w", err)
+	}
+	_, err = f.WriteString(base64.StdEncoding.EncodeToString(key) + "\n")
+	if err == nil {
+		err = f.Sync() // a document sealed with a key that a crash loses would be lost with it
+	}
+	if err = errors.Join(err, f.Close()); err != nil {
+		return nil, fmt.Errorf("writing sealing key %s: %w", path, err)
+	}
+	return newSealer(key)
+}
+
+// LoadSealer reads the sealing key from a file: 32 bytes in base64, readable by its owner only.
+func LoadSealer(path string) (*Sealer, error) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return nil, fmt.Errorf("reading sealing key: %w", err)
+	}
+	if info.Mode().Perm()&0o077 != 0 {
+		return nil, fmt.Errorf("sealing key %s has mode %04o; it should be 0600", path, info.Mode().Perm())
+	}
+	if info.Size() > 1024 {
+		return nil, fmt.Errorf("sealing key %s has %d bytes; it should be one line of base64", path, info.Size())
+	}
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return nil, fmt.Errorf("reading sealing key: %w", err)
+	}
+	key, err := base64.StdEncoding.DecodeString(strings.TrimSpace(string(data)))
+	if err != nil || len(key) != keyBytes {
+		return nil, fmt.Errorf("sealing key %s should be %d bytes in base64", path, keyBytes)
+	}
+	return newSealer(key)
+}
+
+func newSealer(key []byte) (*Sealer, error) {
+	enc, err := hkdf.Key(sha256.New, key, nil, "chancery sealed keys v1", keyBytes)
+	if err != nil {
+		return nil, err
+	}
+	mac, err := hkdf.Key(sha256.New, key, nil, "chancery document v1", keyBytes)
+	if err != nil {
+		return nil, err
+	}
+	block, err := aes.NewCipher(enc)
+	if err != nil {
+		return nil, err
+	}
+	aead, err := cipher.NewGCMWithRandomNonce(block)
+	if err != nil {
+		return nil, err
+	}
+	return &Sealer{aead, mac}, nil
+}
+
+// Seal encrypts secret and binds it to context, without which it does not open.
+func (s *Sealer) Seal(secret []byte, context string) []byte {
+	return s.aead.Seal(nil, nil, secret, []byte(context))
+}
+
+// Open decrypts what Seal gave for the same context.
+func (s *Sealer) Open(sealed []byte, context string) ([]byte, error) {
+	secret, err := s.aead.Open(nil, nil, sealed, []byte(context))
+	if err != nil {
+		return nil, fmt.Errorf("unsealing %s: wrong sealing key, or the sealed bytes were changed or moved", context)
+	}
+	return secret, nil
+}
+
+// MAC returns the authentication code of a document's bytes.
+func (s *Sealer) MAC(data []byte) []byte {
+	h := hmac.New(sha256.New, s.mac)
+	h.Write(data)
+	return h.Sum(nil)
+}
+
+// CheckMAC reports whether mac is data's, in constant time.
+func (s *Sealer) CheckMAC(data, mac []byte) bool { return hmac.Equal(s.MAC(data), mac) }

@@ -1,0 +1,145 @@
+// Package store owns where the authority document lies: one value that changes by compare-and-swap only.
+//
+// The store is trusted for availability, not for content: the document carries its own authentication code and its
+// keys are sealed, so who can write the store can at most roll it back or delete it; see docs/security.md.
+//
+// It refuses to create what it is asked to open (invariant 11) and to be opened by two processes at a time.
+package store
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+	_ "modernc.org/sqlite" // the driver "sqlite"
+)
+
+// Errors that callers tell apart.
+var (
+	ErrMissing  = errors.New("there is no document")
+	ErrConflict = errors.New("the document was changed by somebody else")
+	ErrLocked   = errors.New("the store is in use by another process")
+)
+
+// SQLite is the embedded store: one row in a database file, held by one process.
+type SQLite struct {
+	db   *sql.DB
+	path string
+	lock *os.File
+}
+
+// OpenSQLite opens an existing database; ErrMissing if there is none, ErrLocked if another process holds it.
+func OpenSQLite(ctx context.Context, path string) (*SQLite, error) {
+	if _, err := os.Stat(path); errors.Is(err, os.ErrNotExist) {
+		return nil, fmt.Errorf("opening state %s: %w", path, ErrMissing)
+	}
+	return openSQLite(ctx, path, "rw")
+}
+
+// CreateSQLite opens a database, making the file with mode 0600 if it does not exist.
+func CreateSQLite(ctx context.Context, path string) (*SQLite, error) {
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600) // SQLite itself would follow the umask
+	if err != nil {
+		return nil, fmt.Errorf("creating state: %w", err)
+	}
+	f.Close()
+	return openSQLite(ctx, path, "rw")
+}
+
+func openSQLite(ctx context.Context, path, mode string) (*SQLite, error) {
+	lock, err := lockFile(path + ".lock")
+	if err != nil {
+		return nil, fmt.Errorf("opening state %s: %w", path, err)
+	}
+	abs, err := filepath.Abs(path)
+	if err != nil {
+		lock.Close()
+		return nil, fmt.Errorf("opening state %s: %w", path, err)
+	}
+	dsn := (&url.URL{Scheme: "file", Path: abs}).String() + "?mode=" + mode +
+		"&_pragma=journal_mode(WAL)&_pragma=synchronous(FULL)&_pragma=busy_timeout(5000)"
+	db, err := sql.Open("sqlite", dsn)
+	if err != nil {
+		lock.Close()
+		return nil, fmt.Errorf("opening state %s: %w", path, err)
+	}
+	db.SetMaxOpenConns(1)
+	s := &SQLite{db, path, lock}
+	const schema = `CREATE TABLE IF NOT EXISTS document (id INTEGER PRIMARY KEY CHECK (id = 1), version INTEGER NOT NULL, data BLOB NOT NULL)`
+	if _, err := db.ExecContext(ctx, schema); err != nil {
+		s.Close()
+		return nil, fmt.Errorf("opening state %s: %w", path, err)
+	}
+	return s, nil
+}
+
+// lockFile takes an advisory lock that the kernel drops with the process, and writes the owner into the file.
+func lockFile(path string) (*os.File, error) {
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		owner := make([]byte, 20)
+		n, _ := f.Read(owner)
+		f.Close()
+		return nil, fmt.Errorf("%w (pid %s)", ErrLocked, strings.TrimSpace(string(owner[:n])))
+	}
+	if err := f.Truncate(0); err == nil {
+		_, err = f.WriteAt([]byte(strconv.Itoa(os.Getpid())+"\n"), 0)
+		if err != nil {
+			f.Close()
+			return nil, err
+		}
+	}
+	return f, nil
+}
+
+// Load returns the document's bytes and version; ErrMissing if none was created.
+func (s *SQLite) Load(ctx context.Context) (data []byte, version uint64, err error) {
+	err = s.db.QueryRowContext(ctx, `SELECT data, version FROM document WHERE id = 1`).Scan(&data, &version)
+	if errors.Is(err, sql.ErrNoRows) {
+		err = ErrMissing
+	}
+	if err != nil {
+		return nil, 0, fmt.Errorf("loading document from %s: %w", s.path, err)
+	}
+	return data, version, nil
+}
+
+// Create stores the first document, as version 1; ErrConflict if there is one already.
+func (s *SQLite) Create(ctx context.Context, data []byte) error {
+	res, err := s.db.ExecContext(ctx, `INSERT INTO document (id, version, data) VALUES (1, 1, ?) ON CONFLICT DO NOTHING`, data)
+	return s.changed(res, err, "creating")
+}
+
+// Replace stores data as version old+1 if the stored version is still old, else ErrConflict. When it returns an error
+// other than ErrConflict, the write may or may not have happened: Load tells.
+func (s *SQLite) Replace(ctx context.Context, old uint64, data []byte) error {
+	res, err := s.db.ExecContext(ctx, `UPDATE document SET version = version + 1, data = ? WHERE id = 1 AND version = ?`, data, old)
+	return s.changed(res, err, "replacing")
+}
+
+func (s *SQLite) changed(res sql.Result, err error, doing string) error {
+	var n int64
+	if err == nil {
+		n, err = res.RowsAffected()
+	}
+	if err == nil && n != 1 {
+		err = ErrConflict
+	}
+	if err != nil {
+		return fmt.Errorf("%s document in %s: %w", doing, s.path, err)
+	}
+	return nil
+}
+
+// Close closes the database and lets go of the lock.
+func (s *SQLite) Close() error { return errors.Join(s.db.Close(), s.lock.Close()) }

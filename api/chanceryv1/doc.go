@@ -1,0 +1,5 @@
+// Package chanceryv1 holds the native API of Chancery: chancery.proto and the code generated from it. It refuses to
+// hold anything written by hand.
+package chanceryv1
+
+//go:generate sh generate.sh

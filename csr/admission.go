@@ -1,0 +1,292 @@
+package csr
+
+import (
+	"container/list"
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"golang.org/x/time/rate"
+	"google.golang.org/grpc/codes"
+)
+
+// Defaults of AdmissionConfig.
+const (
+	DefaultMaxInFlight = 128 // far above the cores: most of an issuance is waiting for the log
+	DefaultMaxQueue    = 10_000
+	DefaultMaxWait     = 5 * time.Second
+
+	maxLimiters = 20_000 // identities or nodes whose rates are remembered
+)
+
+// AdmissionConfig bounds what the server takes on at a time (decision D19). Concurrency and waiting are always
+// bounded; rates only where set.
+type AdmissionConfig struct {
+	MaxInFlight int           // requests worked on at a time; 0 = 128
+	MaxQueue    int           // requests that wait; 0 = 10,000
+	MaxWait     time.Duration // longest wait; 0 = 5s
+
+	PerIdentity, PerNode, Global Rate
+}
+
+// Rate is a token bucket. The zero value sets no limit.
+type Rate struct {
+	PerSecond float64
+	Burst     int // 0 = PerSecond, at least 1
+}
+
+func (r Rate) limiter() *rate.Limiter {
+	burst := r.Burst
+	if burst <= 0 {
+		burst = max(1, int(r.PerSecond))
+	}
+	return rate.NewLimiter(rate.Limit(r.PerSecond), burst)
+}
+
+// admission lets requests in. Under contention nodes take turns, and on each node its identities do: a node or a
+// workload that floods waits behind itself.
+type admission struct {
+	config   AdmissionConfig
+	global   *rate.Limiter
+	identity limiters
+	node     limiters
+
+	mu       sync.Mutex // guards all below
+	inFlight int
+	queued   int
+	turns    *fair[*fair[*waiter]] // node -> identity -> waiters
+}
+
+// waiter is one request in the queue.
+type waiter struct {
+	admitted chan struct{} // closed when the slot is handed over
+	gone     bool          // gave up
+}
+
+func newAdmission(c AdmissionConfig) *admission {
+	if c.MaxInFlight <= 0 {
+		c.MaxInFlight = DefaultMaxInFlight
+	}
+	if c.MaxQueue <= 0 {
+		c.MaxQueue = DefaultMaxQueue
+	}
+	if c.MaxWait <= 0 {
+		c.MaxWait = DefaultMaxWait
+	}
+	a := &admission{
+		config: c, identity: limiters{rate: c.PerIdentity}, node: limiters{rate: c.PerNode}, turns: newFair[*fair[*waiter]](),
+	}
+	if c.Global.PerSecond > 0 {
+		a.global = c.Global.limiter()
+	}
+	return a
+}
+
+// acquire waits for a slot. The caller must call release once, if there is no denial.
+func (a *admission) acquire(ctx context.Context, node, identity string) *Denial {
+	if node == "" {
+		node = "identity " + identity // a caller without a known node is a node of its own
+	}
+	if d := a.checkRates(node, identity); d != nil {
+		return d
+	}
+	a.mu.Lock()
+	if a.inFlight < a.config.MaxInFlight {
+		a.inFlight++
+		a.mu.Unlock()
+		return nil
+	}
+	if a.queued >= a.config.MaxQueue {
+		a.mu.Unlock()
+		return busy(a.config.MaxWait, "%d requests wait already", a.config.MaxQueue)
+	}
+	w := &waiter{admitted: make(chan struct{})}
+	a.queued++
+	ids := a.turns.get(node, func() *fair[*waiter] { return newFair[*waiter]() })
+	ids.push(identity, w)
+	a.mu.Unlock()
+	return a.wait(ctx, w)
+}
+
+func (a *admission) wait(ctx context.Context, w *waiter) *Denial {
+	timer := time.NewTimer(a.config.MaxWait)
+	defer timer.Stop()
+	var d *Denial
+	select {
+	case <-w.admitted:
+		return nil
+	case <-timer.C:
+		d = busy(a.config.MaxWait, "no slot became free within %s", a.config.MaxWait)
+	case <-ctx.Done():
+		d = &Denial{Code: codes.Canceled, Reason: ReasonBusy, Detail: "the caller gave up waiting"}
+		if ctx.Err() == context.DeadlineExceeded {
+			d.Code = codes.DeadlineExceeded
+		}
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	select {
+	case <-w.admitted: // the slot came at the same moment
+		return nil
+	default:
+	}
+	w.gone = true
+	a.queued--
+	return d
+}
+
+// release hands the slot to the next in turn, or frees it.
+func (a *admission) release() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for {
+		node, ids, ok := a.turns.next()
+		if !ok {
+			a.inFlight--
+			return
+		}
+		w, ok := ids.pop()
+		if ids.empty() {
+			a.turns.remove(node)
+		}
+		if !ok || w.gone {
+			continue
+		}
+		a.queued--
+		close(w.admitted)
+		return
+	}
+}
+
+func (a *admission) checkRates(node, identity string) *Denial {
+	if d := limited(a.identity.get(identity), "identity "+identity); d != nil {
+		return d
+	}
+	if d := limited(a.node.get(node), "node "+node); d != nil {
+		return d
+	}
+	return limited(a.global, "the server")
+}
+
+func limited(l *rate.Limiter, whose string) *Denial {
+	if l == nil {
+		return nil
+	}
+	r := l.Reserve()
+	if !r.OK() {
+		return busy(time.Second, "the rate of %s is used up", whose)
+	}
+	if wait := r.Delay(); wait > 0 {
+		r.Cancel()
+		return busy(wait, "the rate of %s (%v a second) is used up", whose, float64(l.Limit()))
+	}
+	return nil
+}
+
+func busy(retry time.Duration, format string, args ...any) *Denial {
+	return &Denial{Code: codes.ResourceExhausted, Reason: ReasonBusy, Detail: fmt.Sprintf(format, args...), RetryAfter: retry}
+}
+
+// limiters is a bounded set of token buckets by name.
+type limiters struct {
+	rate Rate
+	mu   sync.Mutex // guards all
+	all  map[string]*rate.Limiter
+}
+
+func (l *limiters) get(name string) *rate.Limiter {
+	if l.rate.PerSecond <= 0 {
+		return nil
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if x := l.all[name]; x != nil {
+		return x
+	}
+	if l.all == nil || len(l.all) >= maxLimiters {
+		l.sweep()
+	}
+	x := l.rate.limiter()
+	l.all[name] = x
+	return x
+}
+
+// sweep forgets full buckets, which are as good as new ones; if that is not enough, all.
+func (l *limiters) sweep() {
+	kept := map[string]*rate.Limiter{}
+	for name, x := range l.all {
+		if x.Tokens() < float64(x.Burst()) {
+			kept[name] = x
+		}
+	}
+	if len(kept) >= maxLimiters {
+		clear(kept)
+	}
+	l.all = kept
+}
+
+// fair is a queue in which keys take turns. It is not safe for concurrent use.
+type fair[T any] struct {
+	order *list.List               // of *entry[T], the next one to serve in front
+	byKey map[string]*list.Element // of order
+}
+
+type entry[T any] struct {
+	key   string
+	items []T
+}
+
+func newFair[T any]() *fair[T] { return &fair[T]{list.New(), map[string]*list.Element{}} }
+
+func (f *fair[T]) empty() bool { return f.order.Len() == 0 }
+
+// push adds an item behind those of the same key.
+func (f *fair[T]) push(key string, item T) {
+	e := f.byKey[key]
+	if e == nil {
+		e = f.order.PushBack(&entry[T]{key: key})
+		f.byKey[key] = e
+	}
+	x := e.Value.(*entry[T])
+	x.items = append(x.items, item)
+}
+
+// get returns the first item of a key, made by create if there is none.
+func (f *fair[T]) get(key string, create func() T) T {
+	if e := f.byKey[key]; e != nil {
+		return e.Value.(*entry[T]).items[0]
+	}
+	item := create()
+	f.push(key, item)
+	return item
+}
+
+// next returns the key whose turn it is, with its first item, and moves the key to the end.
+func (f *fair[T]) next() (key string, item T, ok bool) {
+	e := f.order.Front()
+	if e == nil {
+		return "", item, false
+	}
+	f.order.MoveToBack(e)
+	x := e.Value.(*entry[T])
+	return x.key, x.items[0], true
+}
+
+// pop removes the first item of the key whose turn it is.
+func (f *fair[T]) pop() (item T, ok bool) {
+	key, item, ok := f.next()
+	if !ok {
+		return item, false
+	}
+	x := f.byKey[key].Value.(*entry[T])
+	if x.items = x.items[1:]; len(x.items) == 0 {
+		f.remove(key)
+	}
+	return item, true
+}
+
+func (f *fair[T]) remove(key string) {
+	f.order.Remove(f.byKey[key])
+	delete(f.byKey, key)
+}

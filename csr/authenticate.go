@@ -1,0 +1,197 @@
+package csr
+
+import (
+	"context"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/peer"
+
+	"github.com/chancery-project/chancery/ca"
+	"github.com/chancery-project/chancery/trust"
+)
+
+// DefaultMaxRenewalAge is how long after its last token an SVID may renew itself by certificate (decision D16).
+const DefaultMaxRenewalAge = 24 * time.Hour
+
+// ClusterConfig is one cluster whose workloads may ask.
+type ClusterConfig struct {
+	Cluster       Cluster
+	MaxRenewalAge time.Duration // 0 = DefaultMaxRenewalAge
+}
+
+// credentialsOf is what a call brings along.
+type credentialsOf struct {
+	token   string
+	cluster string // metadata clusterid; empty if absent
+	certs   []*x509.Certificate
+	remote  string
+}
+
+func readCredentials(ctx context.Context) (credentialsOf, *Denial) {
+	var c credentialsOf
+	md, _ := metadata.FromIncomingContext(ctx)
+	if v := md.Get("authorization"); len(v) > 1 {
+		return c, unauthenticated(ReasonTokenMalformed, "there are %d authorization values; send one", len(v))
+	} else if len(v) == 1 {
+		scheme, token, ok := strings.Cut(v[0], " ")
+		if !ok || !strings.EqualFold(scheme, "Bearer") || token == "" {
+			return c, unauthenticated(ReasonTokenMalformed, "the authorization value is not of the form: Bearer TOKEN")
+		}
+		c.token = token
+	}
+	if v := md.Get("clusterid"); len(v) > 1 {
+		return c, unauthenticated(ReasonCluster, "there are %d clusterid values; send one", len(v))
+	} else if len(v) == 1 {
+		c.cluster = v[0]
+	}
+	if p, ok := peer.FromContext(ctx); ok {
+		c.remote = p.Addr.String()
+		if info, ok := p.AuthInfo.(credentials.TLSInfo); ok {
+			c.certs = info.State.PeerCertificates
+		}
+	}
+	return c, nil
+}
+
+func unauthenticated(reason, format string, args ...any) *Denial {
+	return &Denial{Code: codes.Unauthenticated, Reason: reason, Detail: fmt.Sprintf(format, args...)}
+}
+
+// caller is a Caller with what its new certificate will say of its last token (decision D16).
+type caller struct {
+	Caller
+	attestation ca.Attestation
+	remote      string
+}
+
+// authenticate finds out who calls. A token comes first, since it renews the attestation; where it is refused, and
+// the call also shows a valid SVID, the SVID is taken: the token of a long-lived machine may have run out.
+func (s *Service) authenticate(ctx context.Context) (caller, *Denial) {
+	cred, denial := readCredentials(ctx)
+	if denial != nil {
+		return caller{remote: cred.remote}, denial
+	}
+	if cred.token == "" && len(cred.certs) == 0 {
+		return caller{remote: cred.remote}, unauthenticated(ReasonNoCredential, "send a token as authorization: Bearer TOKEN, or a client certificate")
+	}
+	var c caller
+	if cred.token != "" {
+		if c, denial = s.byToken(ctx, cred); denial == nil {
+			return c, nil
+		}
+		if denial.Code != codes.Unauthenticated || len(cred.certs) == 0 {
+			return caller{remote: cred.remote}, denial
+		}
+	}
+	c, certDenial := s.byCertificate(ctx, cred)
+	if certDenial == nil {
+		return c, nil
+	}
+	if denial != nil { // of the two refusals the token's says more
+		denial = &Denial{Code: denial.Code, Reason: denial.Reason, Detail: denial.Detail + "; and the client certificate: " + certDenial.Error()}
+		return caller{remote: cred.remote}, denial
+	}
+	return caller{remote: cred.remote}, certDenial
+}
+
+func (s *Service) byToken(ctx context.Context, cred credentialsOf) (caller, *Denial) {
+	name, cluster, denial := s.cluster(cred.cluster)
+	if denial != nil {
+		return caller{}, denial
+	}
+	who, err := cluster.Cluster.Authenticate(ctx, cred.token)
+	if err != nil {
+		return caller{}, asDenial(err)
+	}
+	who.Cluster, who.Method = name, MethodToken
+	if who.ID, err = trust.WorkloadID(s.domain, who.Namespace, who.ServiceAccount); err != nil {
+		return caller{}, unauthenticated(ReasonTokenMalformed, "namespace and service account make no SPIFFE ID: %v", err)
+	}
+	who.AttestedAt = time.Now()
+	c := caller{Caller: who, remote: cred.remote}
+	c.attestation = ca.Attestation{Cluster: name, Node: who.Node, Time: who.AttestedAt}
+	if who.PodUID != "" {
+		c.attestation.PodHash = PodHash(name, who.PodUID)
+	}
+	return c, nil
+}
+
+// cluster chooses by name; without one only if there is no choice (decision D18). The token's own issuer plays no part.
+func (s *Service) cluster(name string) (string, ClusterConfig, *Denial) {
+	if name == "" && len(s.clusters) == 1 {
+		for name, c := range s.clusters {
+			return name, c, nil
+		}
+	}
+	if c, ok := s.clusters[name]; ok && name != "" {
+		return name, c, nil
+	}
+	return "", ClusterConfig{}, unauthenticated(ReasonCluster, "clusterid %.80q is not configured here; known are %v", name, s.clusterNames())
+}
+
+func (s *Service) clusterNames() []string {
+	var names []string
+	for name := range s.clusters {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	return names
+}
+
+// byCertificate accepts a current SVID of ours for a renewal of the same identity, as long as its last token is not
+// too old and its pod lives (decision D16).
+func (s *Service) byCertificate(ctx context.Context, cred credentialsOf) (caller, *Denial) {
+	issuer, err := s.issuer()
+	if err != nil {
+		return caller{}, notReady(err)
+	}
+	id, _, err := trust.Verify(cred.certs, trust.Only(issuer.Bundle()), time.Now())
+	if err != nil {
+		return caller{}, unauthenticated(ReasonSVID, "%v", err)
+	}
+	namespace, account, ok := id.Workload()
+	if !ok || id.Reserved() {
+		return caller{}, unauthenticated(ReasonSVID, "%s is not a workload's identity", id)
+	}
+	att, err := ca.AttestationOf(cred.certs[0])
+	if err != nil || att == nil {
+		return caller{}, unauthenticated(ReasonSVID, "the certificate of %s does not say when a token last proved it; come with a token", id)
+	}
+	cluster, ok := s.clusters[att.Cluster]
+	if !ok || cred.cluster != "" && cred.cluster != att.Cluster {
+		return caller{}, unauthenticated(ReasonCluster, "the certificate of %s was issued for cluster %.80q", id, att.Cluster)
+	}
+	limit := cluster.MaxRenewalAge
+	if limit == 0 {
+		limit = DefaultMaxRenewalAge
+	}
+	if age := time.Since(att.Time); age > limit {
+		return caller{}, unauthenticated(ReasonAttestationAge, "the last token of %s was seen %s ago; after %s a token is needed", id, age.Round(time.Second), limit)
+	}
+	if err := cluster.Cluster.Alive(ctx, namespace, account, att.Node, att.PodHash); err != nil {
+		return caller{}, asDenial(err)
+	}
+	return caller{remote: cred.remote, attestation: *att, Caller: Caller{
+		ID: id, Method: MethodMTLS, Cluster: att.Cluster, Namespace: namespace, ServiceAccount: account, Node: att.Node,
+		CredentialID: fmt.Sprintf("serial=%x", cred.certs[0].SerialNumber), AttestedAt: att.Time,
+	}}, nil
+}
+
+func asDenial(err error) *Denial {
+	if d, ok := errors.AsType[*Denial](err); ok {
+		return d
+	}
+	return &Denial{Code: codes.Internal, Reason: ReasonInternal, Detail: err.Error()}
+}
+
+func notReady(err error) *Denial {
+	return &Denial{Code: codes.Unavailable, Reason: ReasonNotReady, Detail: err.Error(), RetryAfter: time.Second}
+}

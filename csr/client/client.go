@@ -1,0 +1,304 @@
+// Package client owns the agent's side of the CSR endpoint: one call that turns a key into a certificate.
+//
+// Each call reads the token and the server's roots again, so that neither can go stale in memory, and opens a
+// connection of its own, so that the newest SVID authenticates it. It refuses a server that is not
+// spiffe://TD/chancery/server (decision D15), whatever its host name, and never logs or returns a token.
+package client
+
+import (
+	"context"
+	"crypto"
+	"crypto/rand"
+	"crypto/x509"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/url"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	"github.com/chancery-project/chancery/api/chanceryv1"
+	"github.com/chancery-project/chancery/trust"
+)
+
+// maxToken bounds a token file, in bytes.
+const maxToken = 16 << 10
+
+// Config says whom to ask, and as whom.
+type Config struct {
+	Server  string                                    // host:port
+	Domain  trust.Domain                              // of the server
+	Roots   func() ([]*x509.Certificate, error)       // that vouch for the server; called for each connection
+	Token   func(ctx context.Context) (string, error) // called for each request; nil or "" = no token
+	Cluster string                                    // sent as clusterid; empty = not sent
+	ID      trust.ID                                  // to ask for
+	TTL     time.Duration                             // to ask for; 0 = the server's default
+	Current func() *trust.Identity                    // the SVID to show to the server; nil result = none
+}
+
+// Client asks for certificates. It is safe for concurrent use.
+type Client struct {
+	config Config
+
+	mu   sync.Mutex // guards last
+	last *trust.Bundle
+}
+
+// New returns a client.
+func New(c Config) *Client { return &Client{config: c} }
+
+// Refused is the server's refusal of a request.
+type Refused struct {
+	Code    codes.Code
+	Reason  string
+	Message string
+	After   time.Duration // how long to wait before another try; 0 = not said
+}
+
+func (r *Refused) Error() string {
+	return fmt.Sprintf("refused by the server: %s (%s, %s)", r.Message, r.Reason, r.Code)
+}
+
+// RetryAfter returns how long the server asked to wait.
+func (r *Refused) RetryAfter() time.Duration { return r.After }
+
+// Issue asks for one certificate for the key and returns what the server answered, not yet verified: the chain, leaf
+// first, and the bundle.
+func (c *Client) Issue(ctx context.Context, key crypto.Signer) ([]*x509.Certificate, *trust.Bundle, error) {
+	own := c.valid()
+	token, err := c.token(ctx, own != nil)
+	if err != nil {
+		return nil, nil, err
+	}
+	der, err := c.csr(key)
+	if err != nil {
+		return nil, nil, err
+	}
+	conn, err := c.dial(own)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer conn.Close()
+	if token != "" {
+		ctx = metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+token)
+	}
+	if c.config.Cluster != "" {
+		ctx = metadata.AppendToOutgoingContext(ctx, "clusterid", c.config.Cluster)
+	}
+	req := &chanceryv1.CertificateRequest{Csr: der, SpiffeId: c.config.ID.String()}
+	if c.config.TTL > 0 {
+		req.Lifetime = durationpb.New(c.config.TTL)
+	}
+	resp, err := chanceryv1.NewIssuanceClient(conn).Issue(ctx, &chanceryv1.IssueRequest{Requests: []*chanceryv1.CertificateRequest{req}})
+	if err != nil {
+		return nil, nil, refusedBy(err)
+	}
+	return c.read(resp)
+}
+
+// valid returns the SVID to show, if it has not ended.
+func (c *Client) valid() *trust.Identity {
+	if c.config.Current == nil {
+		return nil
+	}
+	if own := c.config.Current(); own != nil && time.Now().Before(own.NotAfter()) {
+		return own
+	}
+	return nil
+}
+
+// token returns the token to send. One that has run out is not sent: with an SVID the call goes by certificate, and
+// without one the error says what is wrong with which token, instead of a refusal by the server.
+func (c *Client) token(ctx context.Context, haveSVID bool) (string, error) {
+	if c.config.Token == nil {
+		return "", nil
+	}
+	token, err := c.config.Token(ctx)
+	if err == nil {
+		if end, ok := expiry(token); ok && time.Now().After(end) {
+			err = fmt.Errorf("the token ended at %s; is it still being refreshed?", end.UTC().Format(time.RFC3339))
+		}
+	}
+	if err != nil && haveSVID {
+		return "", nil
+	}
+	return token, err
+}
+
+// expiry reads a JWT's exp without verifying anything; only the server's verdict counts.
+func expiry(token string) (time.Time, bool) {
+	parts := strings.Split(token, ".")
+	if len(parts) != 3 {
+		return time.Time{}, false
+	}
+	payload, err := base64.RawURLEncoding.DecodeString(parts[1])
+	var claims struct {
+		Exp float64 `json:"exp"`
+	}
+	if err != nil || json.Unmarshal(payload, &claims) != nil || claims.Exp <= 0 {
+		return time.Time{}, false
+	}
+	return time.Unix(int64(claims.Exp), 0), true
+}
+
+func (c *Client) csr(key crypto.Signer) ([]byte, error) {
+	der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{URIs: []*url.URL{c.config.ID.URL()}}, key)
+	if err != nil {
+		return nil, fmt.Errorf("making CSR: %w", err)
+	}
+	return der, nil
+}
+
+func (c *Client) dial(own *trust.Identity) (*grpc.ClientConn, error) {
+	bundle, err := c.serverBundle()
+	if err != nil {
+		return nil, err
+	}
+	tls := trust.ClientTLS(trust.SystemID(c.config.Domain, "server"), trust.Only(bundle), func() *trust.Identity { return own })
+	conn, err := grpc.NewClient(c.config.Server, grpc.WithTransportCredentials(credentials.NewTLS(tls)))
+	if err != nil {
+		return nil, fmt.Errorf("connecting to server %s: %w", c.config.Server, err)
+	}
+	return conn, nil
+}
+
+// serverBundle returns the configured roots and those of the last answer: the file may lag behind a rotation that the
+// answers have followed, or be ahead of one that this agent slept through.
+func (c *Client) serverBundle() (*trust.Bundle, error) {
+	roots, err := c.config.Roots()
+	c.mu.Lock()
+	last := c.last
+	c.mu.Unlock()
+	if err != nil && last == nil {
+		return nil, err
+	}
+	if last != nil {
+		for _, r := range last.Roots() {
+			if !slices.ContainsFunc(roots, r.Equal) {
+				roots = append(roots, r)
+			}
+		}
+	}
+	return trust.NewBundle(c.config.Domain, 0, roots)
+}
+
+func (c *Client) read(resp *chanceryv1.IssueResponse) ([]*x509.Certificate, *trust.Bundle, error) {
+	if n := len(resp.GetResults()); n != 1 {
+		return nil, nil, fmt.Errorf("the server answered one request with %d results", n)
+	}
+	result := resp.GetResults()[0]
+	if r := result.GetRefusal(); r != nil {
+		return nil, nil, &Refused{codes.Code(r.GetCode()), r.GetReason(), r.GetMessage(), r.GetRetryAfter().AsDuration()}
+	}
+	chain, err := parseAll(result.GetCertificate().GetChain())
+	if err != nil {
+		return nil, nil, fmt.Errorf("reading certificate: %w", err)
+	}
+	roots, err := parseAll(resp.GetBundle().GetRoots())
+	if err != nil {
+		return nil, nil, fmt.Errorf("reading bundle: %w", err)
+	}
+	if td := resp.GetBundle().GetTrustDomain(); td != c.config.Domain.String() {
+		return nil, nil, fmt.Errorf("the server answered with the bundle of %q; expected %s", td, c.config.Domain)
+	}
+	bundle, err := trust.NewBundle(c.config.Domain, resp.GetBundle().GetGeneration(), roots)
+	if err != nil {
+		return nil, nil, err
+	}
+	c.mu.Lock()
+	c.last = bundle
+	c.mu.Unlock()
+	return chain, bundle, nil
+}
+
+func parseAll(ders [][]byte) ([]*x509.Certificate, error) {
+	if len(ders) == 0 || len(ders) > trust.MaxCertificates {
+		return nil, fmt.Errorf("%d certificates; expected 1 to %d", len(ders), trust.MaxCertificates)
+	}
+	var out []*x509.Certificate
+	for _, der := range ders {
+		cert, err := x509.ParseCertificate(der)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, cert)
+	}
+	return out, nil
+}
+
+// refusedBy turns a status with our details into a Refused.
+func refusedBy(err error) error {
+	st, ok := status.FromError(err)
+	if !ok {
+		return err
+	}
+	r := &Refused{Code: st.Code(), Message: st.Message()}
+	for _, d := range st.Details() {
+		switch d := d.(type) {
+		case *errdetails.ErrorInfo:
+			r.Reason = d.GetReason()
+		case *errdetails.RetryInfo:
+			r.After = d.GetRetryDelay().AsDuration()
+		}
+	}
+	if r.Reason == "" { // not the server's word, but the connection's: its text says what is wrong
+		return fmt.Errorf("asking the server: %w", err)
+	}
+	return r
+}
+
+// TokenFile returns a token source that reads a file each time, as kubelet replaces projected tokens in place.
+func TokenFile(path string) func(context.Context) (string, error) {
+	return func(context.Context) (string, error) {
+		data, err := readBounded(path, maxToken)
+		if err != nil {
+			return "", fmt.Errorf("reading token: %w", err)
+		}
+		token := strings.TrimSpace(string(data))
+		if token == "" {
+			return "", fmt.Errorf("reading token: %s is empty", path)
+		}
+		return token, nil
+	}
+}
+
+// RootsFile returns a source of roots that reads a PEM file each time.
+func RootsFile(path string) func() ([]*x509.Certificate, error) {
+	return func() ([]*x509.Certificate, error) {
+		data, err := readBounded(path, trust.MaxPEMBytes)
+		if err != nil {
+			return nil, fmt.Errorf("reading server roots: %w", err)
+		}
+		certs, err := trust.ParseCertificates(data)
+		if err != nil {
+			return nil, fmt.Errorf("reading server roots %s: %w", path, err)
+		}
+		return certs, nil
+	}
+}
+
+func readBounded(path string, most int) ([]byte, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	data, err := io.ReadAll(io.LimitReader(f, int64(most)+1))
+	if err == nil && len(data) > most {
+		err = errors.New(path + " is larger than expected")
+	}
+	return data, err
+}

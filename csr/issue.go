@@ -1,0 +1,159 @@
+package csr
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"time"
+
+	"golang.org/x/time/rate"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/chancery-project/chancery/ca"
+	"github.com/chancery-project/chancery/ca/audit"
+	"github.com/chancery-project/chancery/trust"
+)
+
+// Config is what a Service is made of.
+type Config struct {
+	Domain    trust.Domain
+	Issuer    func() (*ca.Issuer, error) // the issuer of the moment; an error means not ready
+	Profile   *ca.Profile                // of workload certificates
+	Clusters  map[string]ClusterConfig   // by name, as in the metadata clusterid
+	Admission AdmissionConfig
+	Log       *audit.Log
+	Sampler   *ca.Sampler
+	Logger    *slog.Logger
+	Metrics   *Metrics
+}
+
+// Service answers certificate requests. Its methods are safe for concurrent use.
+type Service struct {
+	domain    trust.Domain
+	issuer    func() (*ca.Issuer, error)
+	profile   *ca.Profile
+	clusters  map[string]ClusterConfig
+	admission *admission
+	log       *audit.Log
+	sampler   *ca.Sampler
+	logger    *slog.Logger
+	metrics   *Metrics
+	denials   *rate.Limiter // of audit records that anybody on the network can cause
+	rendered  renderCache
+}
+
+// NewService returns a service.
+func NewService(c Config) (*Service, error) {
+	if len(c.Clusters) == 0 {
+		return nil, errors.New("no clusters configured: nobody could ask for a certificate")
+	}
+	return &Service{
+		domain: c.Domain, issuer: c.Issuer, profile: c.Profile, clusters: c.Clusters, admission: newAdmission(c.Admission),
+		log: c.Log, sampler: c.Sampler, logger: c.Logger, metrics: c.Metrics, denials: rate.NewLimiter(100, 1000),
+	}, nil
+}
+
+// requester is what the audit log says of who asked.
+func (c caller) requester() audit.Requester {
+	return audit.Requester{
+		Remote: c.remote, Method: c.Method, SPIFFEID: c.ID.String(), Cluster: c.Cluster, Namespace: c.Namespace,
+		ServiceAccount: c.ServiceAccount, Pod: c.PodName, PodUID: c.PodUID, Node: c.Node, CredentialID: c.CredentialID,
+	}
+}
+
+// ask is one certificate asked for, whatever the API.
+type ask struct {
+	csr      []byte // DER
+	identity string // empty: the caller's own
+	lifetime time.Duration
+}
+
+// issue decides on one request of an authenticated caller and has it signed, by the given issuer.
+func (s *Service) issue(ctx context.Context, issuer *ca.Issuer, c caller, a ask) (*ca.Certificate, trust.ID, *Denial) {
+	if d := s.admission.acquire(ctx, c.Node, c.ID.String()); d != nil {
+		return nil, trust.ID{}, d
+	}
+	defer s.admission.release()
+	id, att, d := s.identity(ctx, c, a.identity)
+	if d != nil {
+		return nil, trust.ID{}, d
+	}
+	pub, d := parseCSR(a.csr, id)
+	if d != nil {
+		return nil, id, d
+	}
+	token, err := issuer.Prepare(s.profile, ca.Request{
+		ID: id, PublicKey: pub, TTL: a.lifetime, Attestation: att, Requester: c.requester(),
+	})
+	if err != nil {
+		return nil, id, refusal(err)
+	}
+	cert, err := issuer.Issue(ctx, token)
+	if err != nil {
+		return nil, id, refusal(err)
+	}
+	s.sampler.Offer(cert)
+	return cert, id, nil
+}
+
+// refusal maps the errors of package ca.
+func refusal(err error) *Denial {
+	switch {
+	case errors.Is(err, ca.ErrKey):
+		return badCSR("%v", err)
+	case errors.Is(err, ca.ErrName):
+		return notAllowed("%v", err)
+	case errors.Is(err, ca.ErrNotReady):
+		return notReady(err)
+	}
+	return &Denial{Code: codes.Internal, Reason: ReasonInternal, Detail: err.Error()}
+}
+
+// denied puts a refusal into audit log and server log. Nothing was signed, so nobody waits for the disk; and since
+// anybody can cause refusals, their number in the log is bounded: the metrics count them all.
+func (s *Service) denied(c caller, asked string, d *Denial) {
+	if !s.denials.Allow() {
+		s.metrics.deniedUnlogged.Inc()
+		return
+	}
+	who := c.requester()
+	err := s.log.Note(audit.Record{
+		Event: audit.Denied, SPIFFEID: shorten(asked), Reason: d.Reason, Detail: shorten(d.Detail), Requester: who,
+	})
+	if err != nil {
+		s.logger.Error("refusal not written to the audit log", "reason", err.Error())
+	}
+	level := slog.LevelInfo
+	if d.Code == codes.Internal {
+		level = slog.LevelError
+	}
+	s.logger.Log(context.Background(), level, "certificate request refused", "reason", d.Reason, "detail", shorten(d.Detail),
+		"remote", who.Remote, "spiffe_id", who.SPIFFEID, "asked", shorten(asked))
+}
+
+// shorten bounds text that came from the network before it goes into a log.
+func shorten(s string) string {
+	const most = 500
+	if len(s) <= most {
+		return s
+	}
+	return s[:most] + "..."
+}
+
+// outcome is the metric label of a result.
+func outcome(d *Denial) string {
+	if d == nil {
+		return "ok"
+	}
+	return d.Reason
+}
+
+// status makes the gRPC status of a refusal: the message, the stable reason, and when to try again.
+func (d *Denial) status(message string) error {
+	st, err := status.New(d.Code, message).WithDetails(d.details()...)
+	if err != nil { // only for code OK, which no denial has
+		return status.Error(d.Code, message)
+	}
+	return st.Err()
+}

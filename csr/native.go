@@ -1,0 +1,105 @@
+package csr
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/chancery-project/chancery/api/chanceryv1"
+	"github.com/chancery-project/chancery/ca"
+)
+
+// nativeService is chancery.v1.Issuance.
+type nativeService struct {
+	chanceryv1.UnimplementedIssuanceServer
+	*Service
+}
+
+const (
+	apiNative = "native"
+	maxBatch  = 100
+)
+
+// Issue signs a batch. It fails as a whole only for its caller or its size; each request has a result of its own.
+func (s nativeService) Issue(ctx context.Context, r *chanceryv1.IssueRequest) (*chanceryv1.IssueResponse, error) {
+	start := time.Now()
+	issuer, err := s.issuer() // one snapshot for all leaves, chain and bundle (invariant 6)
+	if err != nil {
+		return nil, s.refuse(caller{}, notReady(err), start)
+	}
+	c, d := s.authenticate(ctx)
+	if d != nil {
+		return nil, s.refuse(c, d, start)
+	}
+	if n := len(r.GetRequests()); n < 1 || n > maxBatch {
+		return nil, s.refuse(c, badCSR("the batch has %d requests; send 1 to %d", n, maxBatch), start)
+	}
+	shared := s.rendered.of(issuer)
+	resp := &chanceryv1.IssueResponse{Bundle: shared.bundle}
+	for _, one := range r.GetRequests() {
+		begun := time.Now()
+		result, d := s.result(ctx, issuer, shared, c, one)
+		s.metrics.observe(apiNative, c.Method, outcome(d), time.Since(begun))
+		if d != nil {
+			s.denied(c, one.GetSpiffeId(), d)
+		}
+		resp.Results = append(resp.Results, result)
+	}
+	return resp, nil
+}
+
+func (s nativeService) refuse(c caller, d *Denial, start time.Time) error {
+	s.metrics.observe(apiNative, c.Method, outcome(d), time.Since(start))
+	s.denied(c, "", d)
+	if c.ID.IsZero() && d.Code == codes.Unauthenticated {
+		return d.status("the caller could not be authenticated: " + d.Reason)
+	}
+	return d.status(d.message())
+}
+
+func (s nativeService) result(ctx context.Context, issuer *ca.Issuer, shared *rendered, c caller, r *chanceryv1.CertificateRequest) (*chanceryv1.Result, *Denial) {
+	ttl, d := lifetimeOf(r)
+	var cert *ca.Certificate
+	var id fmt.Stringer
+	if d == nil {
+		cert, id, d = s.issue(ctx, issuer, c, ask{r.GetCsr(), r.GetSpiffeId(), ttl})
+	}
+	if d != nil {
+		refusal := &chanceryv1.Refusal{Code: uint32(d.Code), Reason: d.Reason, Message: d.message()}
+		if d.RetryAfter > 0 {
+			refusal.RetryAfter = durationpb.New(d.RetryAfter)
+		}
+		return &chanceryv1.Result{Outcome: &chanceryv1.Result_Refusal{Refusal: refusal}}, d
+	}
+	return &chanceryv1.Result{Outcome: &chanceryv1.Result_Certificate{Certificate: &chanceryv1.Certificate{
+		SpiffeId: id.String(), Chain: shared.nativeChain(cert.DER), NotAfter: timestamppb.New(cert.NotAfter),
+	}}}, nil
+}
+
+// lifetimeOf reads the lifetime; one beyond what a Go duration holds is an error, not a wrap-around (decision D20).
+func lifetimeOf(r *chanceryv1.CertificateRequest) (time.Duration, *Denial) {
+	l := r.GetLifetime()
+	if l == nil {
+		return 0, nil
+	}
+	_, err := ca.Seconds(l.GetSeconds())
+	if err == nil {
+		err = l.CheckValid()
+	}
+	if err != nil {
+		return 0, &Denial{Code: codes.InvalidArgument, Reason: ReasonLifetime, Detail: err.Error()}
+	}
+	return l.AsDuration(), nil
+}
+
+// message is what an authenticated caller is told; of our own faults only that there is one.
+func (d *Denial) message() string {
+	if d.Code == codes.Internal {
+		return "internal error; see the server's log"
+	}
+	return d.Detail
+}

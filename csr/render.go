@@ -1,0 +1,49 @@
+package csr
+
+import (
+	"encoding/pem"
+	"sync/atomic"
+
+	"github.com/chancery-project/chancery/api/chanceryv1"
+	"github.com/chancery-project/chancery/ca"
+	"github.com/chancery-project/chancery/trust"
+)
+
+// rendered is what all answers of one issuer share, in the forms that the two APIs send.
+type rendered struct {
+	issuer *ca.Issuer
+	pem    []string // intermediates, one an element; then all roots in one
+	der    [][]byte // intermediates
+	bundle *chanceryv1.Bundle
+}
+
+// renderCache holds the rendering of the issuer of the moment.
+type renderCache struct{ p atomic.Pointer[rendered] }
+
+func (c *renderCache) of(i *ca.Issuer) *rendered {
+	if r := c.p.Load(); r != nil && r.issuer == i {
+		return r
+	}
+	b := i.Bundle()
+	r := &rendered{issuer: i, bundle: &chanceryv1.Bundle{TrustDomain: b.Domain().String(), Generation: b.Generation()}}
+	for _, x := range i.Chain() {
+		r.pem = append(r.pem, string(trust.EncodeCertificates(x)))
+		r.der = append(r.der, x.Raw)
+	}
+	r.pem = append(r.pem, string(b.PEM()))
+	for _, x := range b.Roots() {
+		r.bundle.Roots = append(r.bundle.Roots, x.Raw)
+	}
+	c.p.Store(r)
+	return r
+}
+
+func (r *rendered) istioChain(leaf []byte) []string {
+	out := make([]string, 0, len(r.pem)+1)
+	out = append(out, string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: leaf})))
+	return append(out, r.pem...)
+}
+
+func (r *rendered) nativeChain(leaf []byte) [][]byte {
+	return append([][]byte{leaf}, r.der...)
+}

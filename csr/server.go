@@ -1,0 +1,94 @@
+package csr
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"runtime/debug"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/health"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/reflection"
+	"google.golang.org/grpc/status"
+	istio "istio.io/api/security/v1alpha1"
+
+	"github.com/chancery-project/chancery/api/chanceryv1"
+	"github.com/chancery-project/chancery/trust"
+)
+
+// Bounds on what a connection may do.
+const (
+	maxMessage = 2 << 20 // so that a CSR that is too large gets an answer that says so
+	maxStreams = 1000    // concurrent calls of one connection
+	drainTime  = 10 * time.Second
+	// streamWorkers are goroutines that stay, with stacks grown already; calls beyond them get goroutines of their own.
+	streamWorkers = 16
+)
+
+// Server serves a Service over gRPC with TLS 1.3.
+type Server struct {
+	grpc   *grpc.Server
+	health *health.Server
+}
+
+// NewServer returns a server that presents own's certificate. Health says NOT_SERVING until SetReady.
+func NewServer(s *Service, own func() *trust.Identity) *Server {
+	g := grpc.NewServer(
+		grpc.Creds(credentials.NewTLS(trust.ServerTLS(own))),
+		grpc.MaxRecvMsgSize(maxMessage),
+		grpc.MaxConcurrentStreams(maxStreams),
+		grpc.ConnectionTimeout(10*time.Second),
+		grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionIdle: 30 * time.Minute, Time: time.Minute, Timeout: 20 * time.Second}),
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 20 * time.Second, PermitWithoutStream: true}),
+		grpc.NumStreamWorkers(streamWorkers),
+		grpc.UnaryInterceptor(s.recoverPanic),
+	)
+	h := health.NewServer()
+	h.SetServingStatus("", healthpb.HealthCheckResponse_NOT_SERVING)
+	healthpb.RegisterHealthServer(g, h)
+	istio.RegisterIstioCertificateServiceServer(g, istioService{Service: s})
+	chanceryv1.RegisterIssuanceServer(g, nativeService{Service: s})
+	reflection.Register(g)
+	return &Server{g, h}
+}
+
+// SetReady sets what the health service says.
+func (s *Server) SetReady(ready bool) {
+	st := healthpb.HealthCheckResponse_NOT_SERVING
+	if ready {
+		st = healthpb.HealthCheckResponse_SERVING
+	}
+	s.health.SetServingStatus("", st)
+}
+
+// Run serves on l until ctx ends, then lets calls under way finish.
+func (s *Server) Run(ctx context.Context, l net.Listener) error {
+	stop := context.AfterFunc(ctx, func() {
+		s.health.Shutdown()
+		hard := time.AfterFunc(drainTime, s.grpc.Stop)
+		defer hard.Stop()
+		s.grpc.GracefulStop()
+	})
+	defer stop()
+	if err := s.grpc.Serve(l); err != nil {
+		return fmt.Errorf("serving on %s: %w", l.Addr(), err)
+	}
+	return nil
+}
+
+// recoverPanic turns a bug met by one request into an error of that request.
+func (s *Service) recoverPanic(ctx context.Context, req any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (resp any, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			s.metrics.panics.Inc()
+			s.logger.Error("request ended in a panic", "method", info.FullMethod, "reason", fmt.Sprint(p), "stack", string(debug.Stack()))
+			err = status.Error(codes.Internal, "internal error; see the server's log")
+		}
+	}()
+	return handle(ctx, req)
+}

@@ -1,0 +1,88 @@
+package kube
+
+import (
+	"crypto/ecdsa"
+	"crypto/ed25519"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/json"
+	"math/big"
+	"strings"
+	"testing"
+
+	"github.com/go-jose/go-jose/v4"
+
+	"github.com/chancery-project/chancery/trust"
+)
+
+// FuzzToken: no token makes us panic, and one that is accepted has a signature that the standard library verifies
+// over its very bytes, made by the key that its header names, and names an account that makes a SPIFFE ID.
+func FuzzToken(f *testing.F) {
+	c := fileCluster(f, "p256", "ed")
+	forever := set("exp", 4e9)
+	for _, t := range []string{
+		sign(f, "p256", "p256", jose.ES256, claims(forever)), sign(f, "p256", "", jose.ES256, claims(forever)),
+		sign(f, "ed", "ed", jose.EdDSA, claims(forever)), sign(f, "ed", "ed", jose.EdDSA, claims(forever, setKube("pod", nil))),
+		sign(f, "ed", "ed", jose.EdDSA, claims(set("exp", 1e18))),
+		"", "..", "e30.e30.", "eyJhbGciOiJub25lIn0.e30.",
+	} {
+		f.Add(t)
+	}
+	domain, _ := trust.ParseDomain("cluster.local")
+	f.Fuzz(func(t *testing.T, token string) {
+		caller, err := c.Authenticate(t.Context(), token)
+		if err != nil {
+			return
+		}
+		if !stdVerify(t, token) {
+			t.Errorf("accepted a token whose signature does not verify: %s", token)
+		}
+		if _, err := trust.WorkloadID(domain, caller.Namespace, caller.ServiceAccount); err != nil {
+			t.Errorf("accepted a token whose account makes no SPIFFE ID: %v", err)
+		}
+	})
+}
+
+// FuzzClaims: no payload, however signed, makes us panic or take on names that make no SPIFFE ID.
+func FuzzClaims(f *testing.F) {
+	c := fileCluster(f, "ed")
+	domain, _ := trust.ParseDomain("cluster.local")
+	for _, o := range []object{claims(), claims(setKube("pod", nil)), claims(set("aud", "istio-ca")), claims(unset("exp")), {}} {
+		b, _ := json.Marshal(o)
+		f.Add(b)
+	}
+	f.Fuzz(func(t *testing.T, payload []byte) {
+		v, err := c.readClaims(payload)
+		if err != nil {
+			return
+		}
+		if _, err := trust.WorkloadID(domain, v.caller.Namespace, v.caller.ServiceAccount); err != nil {
+			t.Errorf("%q: %v", payload, err)
+		}
+		if v.expires.IsZero() || !printable(v.caller.CredentialID) || (v.caller.PodName == "") != (v.caller.PodUID == "") {
+			t.Errorf("%q: %+v", payload, v)
+		}
+	})
+}
+
+// stdVerify verifies the algorithms of FuzzToken's seeds without go-jose.
+func stdVerify(t *testing.T, token string) bool {
+	parts := strings.Split(token, ".")
+	rawHeader, _ := base64.RawURLEncoding.DecodeString(parts[0])
+	sig, _ := base64.RawURLEncoding.DecodeString(parts[2])
+	var h struct{ Alg string }
+	if err := json.Unmarshal(rawHeader, &h); err != nil {
+		t.Fatalf("accepted a token with the header %q", rawHeader)
+	}
+	input := []byte(parts[0] + "." + parts[1])
+	sum := sha256.Sum256(input)
+	switch h.Alg {
+	case "ES256":
+		r, s := new(big.Int).SetBytes(sig[:32]), new(big.Int).SetBytes(sig[32:])
+		return ecdsa.Verify(testKeys()["p256"].Public().(*ecdsa.PublicKey), sum[:], r, s)
+	case "EdDSA":
+		return ed25519.Verify(testKeys()["ed"].Public().(ed25519.PublicKey), input, sig)
+	}
+	t.Errorf("accepted a token with the algorithm %q", h.Alg)
+	return false
+}

@@ -1,0 +1,211 @@
+package kube
+
+import (
+	"maps"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/go-jose/go-jose/v4"
+	"google.golang.org/grpc/codes"
+	authn "k8s.io/api/authentication/v1"
+
+	"github.com/chancery-project/chancery/csr"
+)
+
+// approve is what an API server says of claims().
+func approve(authn.TokenReviewSpec) authn.TokenReviewStatus {
+	return authn.TokenReviewStatus{
+		Authenticated: true,
+		Audiences:     []string{testAudience},
+		User: authn.UserInfo{
+			Username: "system:serviceaccount:foo:web",
+			Groups:   []string{"system:serviceaccounts"},
+			Extra: map[string]authn.ExtraValue{
+				extraPodName: {"web-0"}, extraPodUID: {"uid-0"}, extraNode: {"node-1"}, extraCredential: {"JTI=1"},
+			},
+		},
+	}
+}
+
+func reviewing(mode Mode, review func(authn.TokenReviewSpec) authn.TokenReviewStatus) func(*apiServer, *Config) {
+	return func(s *apiServer, cfg *Config) { cfg.TokenReview, s.review = mode, review }
+}
+
+// reviews checks how many TokenReviews there were.
+func (w watching) reviews(n int) {
+	w.Helper()
+	if got := w.s.count("review"); got != n {
+		w.Errorf("%d TokenReviews, want %d", got, n)
+	}
+}
+
+func TestD18Never(t *testing.T) {
+	watched(t, func(w watching) {
+		_, err := w.c.Authenticate(w.Context(), sign(w, "ed", "ed", jose.EdDSA, claims()))
+		wantDenial(w, err, codes.Unauthenticated, csr.ReasonTokenKey)
+		w.reviews(0)
+	}, reviewing(Never, approve))
+}
+
+func TestD18Fallback(t *testing.T) {
+	pq := func(token string) string { // another header; only the API server could say what that signature is worth
+		_, rest, _ := strings.Cut(token, ".")
+		return "eyJhbGciOiJNTC1EU0EtNjUiLCJraWQiOiJwcSJ9." + rest // {"alg":"ML-DSA-65","kid":"pq"}
+	}
+	sig := func(f ...func(object)) func(testing.TB) string {
+		return func(t testing.TB) string { return sign(t, "ed", "ed", jose.EdDSA, claims(f...)) }
+	}
+	now := func() int64 { return time.Now().Unix() }
+	for name, tc := range map[string]struct {
+		token   func(testing.TB) string
+		reviews int
+		reason  string
+	}{
+		"known key":              {func(t testing.TB) string { return sign(t, "p256", "p256", jose.ES256, claims()) }, 0, ""},
+		"unknown key":            {sig(), 1, ""},
+		"unknown algorithm":      {func(t testing.TB) string { return pq(sig()(t)) }, 1, ""},
+		"bad signature":          {func(t testing.TB) string { return sign(t, "rsa2", "rsa", jose.RS256, claims()) }, 0, csr.ReasonTokenSignature},
+		"audience":               {func(t testing.TB) string { return sign(t, "p256", "p256", jose.ES256, claims(set("aud", "x"))) }, 0, csr.ReasonTokenAudience},
+		"unknown key, audience":  {sig(set("aud", "x")), 0, csr.ReasonTokenAudience},
+		"unknown key, issuer":    {sig(set("iss", "x")), 0, csr.ReasonTokenIssuer},
+		"unknown key, no expiry": {sig(unset("exp")), 0, csr.ReasonTokenMalformed},
+		"unknown key, expired":   {func(t testing.TB) string { return sig(set("exp", now()-1))(t) }, 0, csr.ReasonTokenExpired},
+		"expired":                {func(t testing.TB) string { return sign(t, "p256", "p256", jose.ES256, claims(set("exp", now()-1))) }, 0, csr.ReasonTokenExpired},
+		"symmetric": {func(t testing.TB) string {
+			return signWith(t, []byte(strings.Repeat("k", 32)), jose.HS256, []byte("{}"))
+		}, 0, csr.ReasonTokenKey},
+		"none": {func(t testing.TB) string { _, r, _ := strings.Cut(sig()(t), "."); return "eyJhbGciOiJub25lIn0." + r }, 0, csr.ReasonTokenKey},
+	} {
+		t.Run(name, func(t *testing.T) {
+			watched(t, func(w watching) {
+				_, err := w.c.Authenticate(w.Context(), tc.token(w))
+				wantDenial(w, err, codes.Unauthenticated, tc.reason)
+				w.reviews(tc.reviews)
+			}, reviewing(Fallback, approve))
+		})
+	}
+}
+
+func TestD18FallbackIsCachedForAMinute(t *testing.T) {
+	watched(t, func(w watching) {
+		short := sign(w, "ed", "ed", jose.EdDSA, claims(set("exp", time.Now().Unix()+30)))
+		long := sign(w, "ed", "ed", jose.EdDSA, claims())
+		try := func(token string, reviews int, reason string) {
+			w.Helper()
+			_, err := w.c.Authenticate(w.Context(), token)
+			wantDenial(w, err, codes.Unauthenticated, reason)
+			w.reviews(reviews)
+		}
+		try(short, 1, "")
+		try(long, 2, "")
+		try(short, 2, "")
+		time.Sleep(30 * time.Second)
+		try(short, 2, csr.ReasonTokenExpired)
+		time.Sleep(29 * time.Second)
+		try(long, 2, "")
+		time.Sleep(time.Second)
+		try(long, 3, "")
+		w.s.remove("foo", "web-0")
+		synctest.Wait()
+		try(long, 3, csr.ReasonPodGone)
+	}, reviewing(Fallback, approve))
+}
+
+func TestD18AlwaysAsksEachTime(t *testing.T) {
+	watched(t, func(w watching) {
+		token := sign(w, "ed", "ed", jose.EdDSA, claims())
+		for i := range 3 {
+			got, err := w.c.Authenticate(w.Context(), token)
+			wantDenial(w, err, 0, "")
+			w.reviews(i + 1)
+			got.AttestedAt = time.Time{}
+			want := csr.Caller{Namespace: "foo", ServiceAccount: "web", PodName: "web-0", PodUID: "uid-0", Node: "node-1", CredentialID: "JTI=1"}
+			if got != want {
+				w.Errorf("got %+v, want %+v", got, want)
+			}
+		}
+		if w.s.count("jwks") != 0 || len(w.c.cache.m) != 0 {
+			w.Error("keys or cache were used")
+		}
+		w.s.remove("foo", "web-0")
+		synctest.Wait()
+		_, err := w.c.Authenticate(w.Context(), token)
+		wantDenial(w, err, codes.Unauthenticated, csr.ReasonPodGone)
+	}, reviewing(Always, func(spec authn.TokenReviewSpec) authn.TokenReviewStatus {
+		if len(spec.Audiences) != 2 || spec.Audiences[0] != testAudience {
+			t.Errorf("spec.audiences is %q", spec.Audiences)
+		}
+		return approve(spec)
+	}))
+}
+
+func TestReviewAnswers(t *testing.T) {
+	extra := func(key string, values ...string) func(*authn.TokenReviewStatus) {
+		return func(s *authn.TokenReviewStatus) {
+			s.User.Extra = maps.Clone(s.User.Extra)
+			s.User.Extra[key] = values
+		}
+	}
+	for name, tc := range map[string]struct {
+		change func(*authn.TokenReviewStatus)
+		reason string
+	}{
+		"refused":            {func(s *authn.TokenReviewStatus) { s.Authenticated, s.Error = false, "token has been invalidated" }, csr.ReasonTokenReview},
+		"no audiences":       {func(s *authn.TokenReviewStatus) { s.Audiences = nil }, csr.ReasonTokenAudience},
+		"other audiences":    {func(s *authn.TokenReviewStatus) { s.Audiences = []string{"vault"} }, csr.ReasonTokenAudience},
+		"a user":             {func(s *authn.TokenReviewStatus) { s.User.Username = "admin" }, csr.ReasonTokenReview},
+		"a short user":       {func(s *authn.TokenReviewStatus) { s.User.Username = "system:serviceaccount:foo" }, csr.ReasonTokenReview},
+		"a long user":        {func(s *authn.TokenReviewStatus) { s.User.Username += ":x" }, csr.ReasonTokenReview},
+		"pod without UID":    {extra(extraPodUID), csr.ReasonTokenReview},
+		"two pods":           {extra(extraPodName, "web-0", "web-1"), csr.ReasonTokenReview},
+		"another UID":        {extra(extraPodUID, "uid-1"), csr.ReasonPodGone},
+		"another node":       {extra(extraNode, "node-2"), csr.ReasonPodMismatch},
+		"no node, as before": {extra(extraNode), ""},
+		"no pod":             {func(s *authn.TokenReviewStatus) { s.User.Extra = nil }, csr.ReasonTokenNoPod},
+		"no credential ID":   {extra(extraCredential), ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			watched(t, func(w watching) {
+				_, err := w.c.Authenticate(w.Context(), sign(w, "ed", "ed", jose.EdDSA, claims()))
+				wantDenial(w, err, codes.Unauthenticated, tc.reason)
+			}, reviewing(Always, func(spec authn.TokenReviewSpec) authn.TokenReviewStatus {
+				s := approve(spec)
+				tc.change(&s)
+				return s
+			}))
+		})
+	}
+}
+
+func TestReviewFailuresAreOurs(t *testing.T) {
+	for _, mode := range []Mode{Fallback, Always} {
+		watched(t, func(w watching) {
+			token := sign(w, "ed", "ed", jose.EdDSA, claims())
+			w.s.with(func() { w.s.down = true })
+			_, err := w.c.Authenticate(w.Context(), token)
+			wantDenial(w, err, codes.Unavailable, csr.ReasonNotReady)
+			w.s.with(func() { w.s.down, w.s.hang = false, true })
+			done := make(chan error, 200)
+			start := time.Now()
+			for range 2 * maxReviews {
+				go func() {
+					_, err := w.c.Authenticate(w.Context(), token)
+					done <- err
+				}()
+			}
+			synctest.Wait()
+			w.reviews(map[Mode]int{Fallback: 2, Always: 1 + maxReviews}[mode]) // the same token is asked for once
+			for range 2 * maxReviews {
+				wantDenial(w, <-done, codes.Unavailable, csr.ReasonNotReady)
+			}
+			if took := time.Since(start); took > reviewTimeout {
+				w.Errorf("%s: it took %v", mode, took)
+			}
+			if len(w.c.cache.m) != 0 {
+				w.Errorf("%s: a failure is in the cache", mode)
+			}
+		}, reviewing(mode, approve))
+	}
+}

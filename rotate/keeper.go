@@ -1,0 +1,175 @@
+package rotate
+
+import (
+	"context"
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"log/slog"
+	mrand "math/rand/v2"
+	"sync"
+	"time"
+
+	"github.com/chancery-project/chancery/trust"
+)
+
+// How a keeper spaces its tries.
+const (
+	firstBackoff = 500 * time.Millisecond
+	maxBackoff   = time.Minute
+	callTimeout  = 15 * time.Second
+	// checkEvery bounds a sleep. Timers stop while a machine is suspended; the wall clock, read at each check, does not.
+	checkEvery = 10 * time.Second
+	// spread is the half width of the window in which renewals fall, as a part of the lifetime.
+	spread = 0.1
+)
+
+// Issued is a certificate as it was answered, not yet verified.
+type Issued struct {
+	Chain  []*x509.Certificate // leaf first, no root
+	Bundle *trust.Bundle
+}
+
+// KeeperConfig says what a keeper keeps.
+type KeeperConfig struct {
+	ID trust.ID
+	// Issue gets a certificate for the key. It is called with a deadline. An error that has a method
+	// RetryAfter() time.Duration postpones the next try by at least that long.
+	Issue  func(ctx context.Context, key crypto.Signer) (Issued, error)
+	Logger *slog.Logger
+	// Observe is told the outcome of each try, for metrics; may be nil.
+	Observe func(error)
+}
+
+// Keeper holds an identity and renews it: with a new P-256 key each time, at half of its life, give or take a tenth
+// drawn once for each certificate so that a fleet does not renew in step.
+type Keeper struct {
+	config KeeperConfig
+
+	mu      sync.Mutex // guards both; they change together
+	current *trust.Identity
+	changed chan struct{} // closed when current is replaced
+}
+
+// NewKeeper returns a keeper that holds nothing yet; Run fetches.
+func NewKeeper(c KeeperConfig) *Keeper {
+	return &Keeper{config: c, changed: make(chan struct{})}
+}
+
+// Current returns the identity, nil before the first, and a channel that is closed when there is a newer one. It
+// never blocks. What it returns may have ended, if nothing newer could be had: callers that authenticate look at NotAfter.
+func (k *Keeper) Current() (*trust.Identity, <-chan struct{}) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.current, k.changed
+}
+
+// Run fetches and renews until ctx ends.
+func (k *Keeper) Run(ctx context.Context) error {
+	backoff := firstBackoff
+	for ctx.Err() == nil {
+		next, err := k.renew(ctx)
+		if ctx.Err() != nil {
+			return nil
+		}
+		if k.config.Observe != nil {
+			k.config.Observe(err)
+		}
+		if err != nil {
+			wait := pause(err, backoff)
+			k.logFailure(err, wait)
+			backoff = min(2*backoff, maxBackoff)
+			sleepUntil(ctx, time.Now().Add(wait))
+			continue
+		}
+		backoff = firstBackoff
+		at := renewAt(next.ReceivedAt, next.NotAfter(), mrand.Float64())
+		k.config.Logger.Info("identity renewed", "spiffe_id", k.config.ID.String(), "serial", next.Serial(),
+			"not_after", next.NotAfter().UTC(), "renew_at", at.UTC().Truncate(time.Second))
+		sleepUntil(ctx, at)
+	}
+	return nil
+}
+
+// renew gets one certificate for a new key, verifies it as a whole and swaps it in at one stroke (invariants 6, 7).
+func (k *Keeper) renew(ctx context.Context) (*trust.Identity, error) {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return nil, fmt.Errorf("making key: %w", err)
+	}
+	got, err := k.config.Issue(ctx, key)
+	if err != nil {
+		return nil, err
+	}
+	if got.Bundle == nil {
+		return nil, errors.New("the answer has no bundle")
+	}
+	next, err := trust.NewIdentity(k.config.ID, got.Chain, key, got.Bundle, time.Now())
+	if err != nil {
+		return nil, fmt.Errorf("the answer is refused: %w", err)
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.current = next
+	close(k.changed)
+	k.changed = make(chan struct{})
+	return next, nil
+}
+
+func (k *Keeper) logFailure(err error, wait time.Duration) {
+	args := []any{"spiffe_id", k.config.ID.String(), "reason", err.Error(), "retry_in", wait.Round(time.Millisecond).String()}
+	current, _ := k.Current()
+	switch {
+	case current == nil:
+		k.config.Logger.Warn("no identity yet", args...)
+	case time.Now().After(current.NotAfter()):
+		k.config.Logger.Error("identity has ended and cannot be renewed", args...)
+	default:
+		k.config.Logger.Warn("identity not renewed; the old one stays in use", append(args, "not_after", current.NotAfter().UTC())...)
+	}
+}
+
+// renewAt returns when to renew: at half of the life that was left on receipt, not of the backdated validity (decision
+// D20), moved by up to a tenth of that life either way; draw is from [0, 1).
+func renewAt(received, notAfter time.Time, draw float64) time.Time {
+	life := notAfter.Sub(received)
+	return received.Add(time.Duration(float64(life) * (0.5 + spread*(2*draw-1))))
+}
+
+// pause returns how long to wait after an error: the backoff, give or take a fifth, or longer if the server says so.
+func pause(err error, backoff time.Duration) time.Duration {
+	wait := time.Duration(float64(backoff) * (0.8 + 0.4*mrand.Float64()))
+	var asked interface {
+		error
+		RetryAfter() time.Duration
+	}
+	if errors.As(err, &asked) {
+		// At most a minute: the old identity may not have longer. With jitter, so that those refused together do not come back together.
+		wait = max(wait, time.Duration(float64(min(asked.RetryAfter(), maxBackoff))*(1+0.2*mrand.Float64())))
+	}
+	return wait
+}
+
+// sleepUntil waits for a point of the wall clock.
+func sleepUntil(ctx context.Context, at time.Time) {
+	at = at.Round(0) // compare by wall clock
+	for {
+		left := at.Sub(time.Now().Round(0))
+		if left <= 0 {
+			return
+		}
+		timer := time.NewTimer(min(left, checkEvery))
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return
+		case <-timer.C:
+		}
+	}
+}

@@ -1,0 +1,113 @@
+// Package socket owns the agent's Unix socket: opening it without taking it from a live process, and learning from
+// the kernel which process is at the other end of a connection.
+//
+// It refuses to say who a peer is where the kernel does not vouch for it. What a peer may have is not its business.
+package socket
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/peer"
+)
+
+// Peer is the process at the other end of a connection, as the kernel noted it when the connection was made.
+type Peer struct {
+	UID, GID uint32
+	PID      int32 // in our PID namespace; 0 if the peer is not visible from there
+
+	// PIDFD refers to that very process, even after its PID has been given to another. It is closed with the
+	// connection; use it through SyscallConn. Nil where the kernel has no SO_PEERPIDFD (before Linux 6.5) or the
+	// process had already ended.
+	PIDFD *os.File
+}
+
+// Credentials are gRPC server credentials that add no security, but learn from the kernel who connects.
+type Credentials struct{}
+
+// ServerHandshake asks the kernel for the peer's credentials.
+func (Credentials) ServerHandshake(c net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	p, err := peerOfConn(c)
+	if err != nil {
+		return nil, nil, err
+	}
+	if p.PIDFD != nil {
+		c = &pidfdConn{c, p.PIDFD}
+	}
+	return c, Info{credentials.CommonAuthInfo{SecurityLevel: credentials.PrivacyAndIntegrity}, p}, nil
+}
+
+// ClientHandshake is not supported: these credentials are for the server.
+func (Credentials) ClientHandshake(context.Context, string, net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	return nil, nil, errors.New("peer credentials are for servers only")
+}
+
+// Info names the protocol.
+func (Credentials) Info() credentials.ProtocolInfo {
+	return credentials.ProtocolInfo{SecurityProtocol: "unix_peercred"}
+}
+
+// Clone returns the same credentials; they have no state.
+func (c Credentials) Clone() credentials.TransportCredentials { return c }
+
+// OverrideServerName does nothing on a server.
+func (Credentials) OverrideServerName(string) error { return nil }
+
+// pidfdConn closes the peer's pidfd with the connection.
+type pidfdConn struct {
+	net.Conn
+	pidfd *os.File
+}
+
+func (c *pidfdConn) Close() error { return errors.Join(c.Conn.Close(), c.pidfd.Close()) }
+
+// Info carries the peer of a connection to the handlers of its calls.
+type Info struct {
+	credentials.CommonAuthInfo
+	Peer Peer
+}
+
+// AuthType names the kind of authentication.
+func (Info) AuthType() string { return "unix_peercred" }
+
+func peerOfConn(c net.Conn) (Peer, error) {
+	sc, ok := c.(*net.UnixConn)
+	if !ok {
+		return Peer{}, fmt.Errorf("connection of type %T is not a Unix socket; its peer cannot be known", c)
+	}
+	raw, err := sc.SyscallConn()
+	if err != nil {
+		return Peer{}, fmt.Errorf("reading peer credentials: %w", err)
+	}
+	var p Peer
+	var ucred *unix.Ucred
+	var credErr error
+	err = raw.Control(func(fd uintptr) {
+		if ucred, credErr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED); credErr != nil {
+			return
+		}
+		if n, err := unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_PEERPIDFD); err == nil {
+			p.PIDFD = os.NewFile(uintptr(n), "pidfd")
+		}
+	})
+	if err := errors.Join(err, credErr); err != nil {
+		return Peer{}, fmt.Errorf("reading peer credentials: %w", err)
+	}
+	p.UID, p.GID, p.PID = ucred.Uid, ucred.Gid, ucred.Pid
+	return p, nil
+}
+
+// PeerOf returns the peer that a gRPC call comes from; ok is false if the connection was not made with Credentials.
+func PeerOf(ctx context.Context) (p Peer, ok bool) {
+	if gp, found := peer.FromContext(ctx); found {
+		if info, is := gp.AuthInfo.(Info); is {
+			return info.Peer, true
+		}
+	}
+	return Peer{}, false
+}

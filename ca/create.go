@@ -64,13 +64,9 @@ func Create(ctx context.Context, c CreateConfig) (*Created, error) {
 	if err != nil {
 		return nil, fmt.Errorf("making root: %w", err)
 	}
-	issuerKey, err := GenerateKey(c.KeyType)
+	issuer, issuerKey, err := self.NewIssuer(ctx, c.IssuerTTL, c.Requester)
 	if err != nil {
-		return nil, fmt.Errorf("making issuer key: %w", err)
-	}
-	issuer, err := self.issueCA(ctx, issuerProfile(c.IssuerTTL), issuerKey.Public(), "issuer", 0, c.Requester)
-	if err != nil {
-		return nil, fmt.Errorf("making issuer: %w", err)
+		return nil, err
 	}
 	return &Created{Root: root, Issuer: issuer, RootKey: rootKey, IssuerKey: issuerKey}, nil
 }
@@ -98,6 +94,23 @@ func selfIssuer(c CreateConfig, key crypto.Signer) (*Issuer, error) {
 		domain: c.Domain, name: name, ski: ski, key: key, algorithm: alg, notBefore: now.Add(-DefaultBackdate),
 		notAfter: now.Add(c.RootTTL).Truncate(time.Second), logID: c.LogID, log: c.Log,
 	}, nil
+}
+
+// NewIssuer makes an issuer under i, which is a root, with a new key of the root's type.
+func (i *Issuer) NewIssuer(ctx context.Context, ttl time.Duration, who audit.Requester) (*x509.Certificate, crypto.Signer, error) {
+	kt, err := TypeOf(i.key.Public())
+	if err != nil {
+		return nil, nil, err
+	}
+	key, err := GenerateKey(kt)
+	if err != nil {
+		return nil, nil, fmt.Errorf("making issuer key: %w", err)
+	}
+	cert, err := i.issueCA(ctx, issuerProfile(ttl), key.Public(), "issuer", 0, who)
+	if err != nil {
+		return nil, nil, fmt.Errorf("making issuer: %w", err)
+	}
+	return cert, key, nil
 }
 
 func (i *Issuer) issueCA(ctx context.Context, p *Profile, pub crypto.PublicKey, name string, pathLen int, who audit.Requester) (*x509.Certificate, error) {

@@ -21,7 +21,7 @@ import (
 )
 
 // serveAdmin serves the admin API on a Unix socket of mode 0600, to root and the server's own user (decision D14).
-func serveAdmin(ctx context.Context, path string, a *authority.Authority, log *audit.Log) error {
+func serveAdmin(ctx context.Context, path string, a *authority.Keeper, log *audit.Log) error {
 	l, err := socket.Listen(path)
 	if err != nil {
 		return fmt.Errorf("admin socket: %w", err)
@@ -43,7 +43,7 @@ func serveAdmin(ctx context.Context, path string, a *authority.Authority, log *a
 
 type adminService struct {
 	chanceryv1.UnimplementedAdminServer
-	authority *authority.Authority
+	authority *authority.Keeper
 	log       *audit.Log
 }
 
@@ -81,7 +81,7 @@ func userName(uid uint32) string {
 }
 
 // describe turns a document into its public form, domains by name.
-func describe(d *ca.Document) (*chanceryv1.GetAuthoritiesResponse, error) {
+func describe(d *authority.Document) (*chanceryv1.GetAuthoritiesResponse, error) {
 	resp := new(chanceryv1.GetAuthoritiesResponse)
 	for _, name := range sortedKeys(d.Domains) {
 		state := d.Domains[name]

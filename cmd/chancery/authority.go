@@ -135,7 +135,7 @@ func showAuthority(ctx context.Context, c *serverConfig, format string, out io.W
 	if err != nil {
 		return err
 	}
-	doc, err := ca.DecodeDocument(data, version, sealer)
+	doc, err := authority.DecodeDocument(data, version, sealer)
 	if err != nil {
 		return err
 	}
@@ -186,7 +186,7 @@ func printAuthorities(out io.Writer, format string, resp *chanceryv1.GetAuthorit
 	case "pem":
 		for _, d := range domains {
 			for _, a := range d.Authorities {
-				if a.Kind == string(ca.KindRoot) && a.State != string(ca.StateTainted) {
+				if a.Kind == string(authority.KindRoot) && a.State != string(authority.StateTainted) {
 					fmt.Fprint(out, a.Certificate)
 				}
 			}

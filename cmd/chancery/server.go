@@ -81,7 +81,7 @@ type server struct {
 	logger    *slog.Logger
 	log       *audit.Log
 	store     *store.SQLite
-	authority *authority.Authority
+	authority *authority.Keeper
 	clusters  []*kube.Cluster
 	sampler   *ca.Sampler
 	keeper    *rotate.Keeper // of the server's own certificate

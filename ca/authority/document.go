@@ -1,4 +1,4 @@
-package ca
+package authority
 
 import (
 	"bytes"
@@ -14,6 +14,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/chancery-project/chancery/ca"
 	"github.com/chancery-project/chancery/ca/audit"
 	"github.com/chancery-project/chancery/ca/keys"
 	"github.com/chancery-project/chancery/trust"
@@ -43,7 +44,7 @@ type DomainState struct {
 
 // LogState names one replica's log.
 type LogState struct {
-	ID uint32 `json:"id"` // MinLogID to MaxLogID
+	ID uint32 `json:"id"` // ca.MinLogID to ca.MaxLogID
 }
 
 // Authority is a root or an issuer.
@@ -78,7 +79,7 @@ const (
 func NewDocument() *Document {
 	var b [4]byte
 	rand.Read(b[:])
-	id := MinLogID + binary.BigEndian.Uint32(b[:])%(MaxLogID-MinLogID)
+	id := ca.MinLogID + binary.BigEndian.Uint32(b[:])%(ca.MaxLogID-ca.MinLogID)
 	return &Document{Format: documentFormat, Version: 1, Domains: map[string]*DomainState{}, Logs: []LogState{{ID: id}}}
 }
 
@@ -170,7 +171,7 @@ func (d *Document) Active(td trust.Domain, kind AuthorityKind) (*Authority, erro
 }
 
 // Issuer returns the active issuer of a trust domain, with its key from the document.
-func (d *Document) Issuer(td trust.Domain, s *keys.Sealer, log *audit.Log) (*Issuer, error) {
+func (d *Document) Issuer(td trust.Domain, s *keys.Sealer, log *audit.Log) (*ca.Issuer, error) {
 	a, err := d.Active(td, KindIssuer)
 	if err != nil {
 		return nil, err
@@ -187,7 +188,7 @@ func (d *Document) Issuer(td trust.Domain, s *keys.Sealer, log *audit.Log) (*Iss
 	if err != nil {
 		return nil, err
 	}
-	return NewIssuer(IssuerConfig{Domain: td, Key: key, Chain: []*x509.Certificate{cert}, Bundle: bundle, LogID: d.LogID(), Log: log})
+	return ca.NewIssuer(ca.IssuerConfig{Domain: td, Key: key, Chain: []*x509.Certificate{cert}, Bundle: bundle, LogID: d.LogID(), Log: log})
 }
 
 // NewIssuer makes a new issuer under the active root, whose key must lie in the document. It changes nothing: see
@@ -209,20 +210,11 @@ func (d *Document) NewIssuer(ctx context.Context, td trust.Domain, s *keys.Seale
 	if err != nil {
 		return nil, nil, err
 	}
-	signer, err := NewIssuer(IssuerConfig{Domain: td, Key: rootKey, Chain: []*x509.Certificate{cert}, Bundle: bundle, LogID: d.LogID(), Log: log})
+	signer, err := ca.NewIssuer(ca.IssuerConfig{Domain: td, Key: rootKey, Chain: []*x509.Certificate{cert}, Bundle: bundle, LogID: d.LogID(), Log: log})
 	if err != nil {
 		return nil, nil, err
 	}
-	kt, err := TypeOf(rootKey.Public())
-	if err != nil {
-		return nil, nil, err
-	}
-	key, err := GenerateKey(kt)
-	if err != nil {
-		return nil, nil, fmt.Errorf("making issuer key: %w", err)
-	}
-	made, err := signer.issueCA(ctx, issuerProfile(DefaultIssuerTTL), key.Public(), "issuer", 0, audit.Requester{Method: "issuer renewal"})
-	return made, key, err
+	return signer.NewIssuer(ctx, ca.DefaultIssuerTTL, audit.Requester{Method: "issuer renewal"})
 }
 
 // ReplaceIssuer makes cert the active issuer. The former one retires: nothing is signed with it any more, and what it

@@ -40,26 +40,26 @@ type Plugged struct {
 	Layout files.Layout
 }
 
-// Authority holds the issuer of the moment.
-type Authority struct {
+// Keeper holds the issuer of the moment.
+type Keeper struct {
 	config Config
 	issuer atomic.Pointer[ca.Issuer]
 
 	mu   sync.Mutex // guards all below; held over store calls, so that changes come one after the other
-	doc  *ca.Document
+	doc  *Document
 	data []byte     // stored form of doc
 	set  *files.Set // plugged-in files in use
 }
 
 // Init makes the first document: with a new root and issuer, or adopting plugged-in files. store.ErrConflict if
 // there is a document already. A crash on the way leaves the store without a document, and Init can be called again.
-func Init(ctx context.Context, c Config, actor string) (*ca.Document, error) {
+func Init(ctx context.Context, c Config, actor string) (*Document, error) {
 	if _, _, err := c.Store.Load(ctx); err == nil {
 		return nil, fmt.Errorf("making authorities: %w: there is a document already; `authority show` prints it", store.ErrConflict)
 	} else if !errors.Is(err, store.ErrMissing) {
 		return nil, err
 	}
-	doc := ca.NewDocument()
+	doc := NewDocument()
 	if err := c.Log.Append(audit.Record{Event: audit.Admin, Actor: actor, Detail: "authority init for trust domain " + c.Domain.String()}); err != nil {
 		return nil, err
 	}
@@ -79,21 +79,21 @@ func Init(ctx context.Context, c Config, actor string) (*ca.Document, error) {
 	return doc, c.Store.Create(ctx, data)
 }
 
-func create(ctx context.Context, doc *ca.Document, c Config, actor string) error {
+func create(ctx context.Context, doc *Document, c Config, actor string) error {
 	made, err := ca.Create(ctx, ca.CreateConfig{
 		Domain: c.Domain, LogID: doc.LogID(), Log: c.Log, Requester: audit.Requester{Method: "authority init", User: actor},
 	})
 	if err != nil {
 		return err
 	}
-	if err := doc.Add(c.Domain, ca.KindRoot, made.Root, made.RootKey, c.Sealer); err != nil {
+	if err := doc.Add(c.Domain, KindRoot, made.Root, made.RootKey, c.Sealer); err != nil {
 		return err
 	}
-	return doc.Add(c.Domain, ca.KindIssuer, made.Issuer, made.IssuerKey, c.Sealer)
+	return doc.Add(c.Domain, KindIssuer, made.Issuer, made.IssuerKey, c.Sealer)
 }
 
 // adopt writes a plugged-in issuer and its roots into the document, without keys. They enter as one generation.
-func adopt(doc *ca.Document, c Config) error {
+func adopt(doc *Document, c Config) error {
 	set, err := files.Read(c.Plugged.Dir, c.Plugged.Layout)
 	if err != nil {
 		return err
@@ -102,23 +102,23 @@ func adopt(doc *ca.Document, c Config) error {
 		return err
 	}
 	for _, r := range set.Roots {
-		if err := doc.Add(c.Domain, ca.KindRoot, r, nil, c.Sealer); err != nil {
+		if err := doc.Add(c.Domain, KindRoot, r, nil, c.Sealer); err != nil {
 			return err
 		}
 	}
-	return doc.Add(c.Domain, ca.KindIssuer, set.Chain[0], nil, c.Sealer)
+	return doc.Add(c.Domain, KindIssuer, set.Chain[0], nil, c.Sealer)
 }
 
 // Open loads the document and makes its issuer ready. A missing document is an error that names the command to run.
-func Open(ctx context.Context, c Config) (*Authority, error) {
-	a := &Authority{config: c}
+func Open(ctx context.Context, c Config) (*Keeper, error) {
+	a := &Keeper{config: c}
 	data, version, err := c.Store.Load(ctx)
 	if errors.Is(err, store.ErrMissing) {
 		return nil, fmt.Errorf("%w: run `chancery authority init -c FILE` once", err)
 	} else if err != nil {
 		return nil, err
 	}
-	if a.doc, err = ca.DecodeDocument(data, version, c.Sealer); err != nil {
+	if a.doc, err = DecodeDocument(data, version, c.Sealer); err != nil {
 		return nil, err
 	}
 	a.data = data
@@ -129,7 +129,7 @@ func Open(ctx context.Context, c Config) (*Authority, error) {
 		}
 		return a, a.use(ctx, set)
 	}
-	active, err := a.doc.Active(c.Domain, ca.KindIssuer)
+	active, err := a.doc.Active(c.Domain, KindIssuer)
 	if err != nil {
 		return nil, err
 	}
@@ -145,13 +145,13 @@ func Open(ctx context.Context, c Config) (*Authority, error) {
 	return a, a.swap(issuer)
 }
 
-func expired(a *ca.Authority) bool {
+func expired(a *Authority) bool {
 	cert, err := a.X509()
 	return err == nil && time.Now().After(cert.NotAfter)
 }
 
 // Issuer returns the issuer of the moment, or why nothing can be issued.
-func (a *Authority) Issuer() (*ca.Issuer, error) {
+func (a *Keeper) Issuer() (*ca.Issuer, error) {
 	i := a.issuer.Load()
 	if i == nil {
 		return nil, errors.New("no issuer yet")
@@ -163,14 +163,14 @@ func (a *Authority) Issuer() (*ca.Issuer, error) {
 }
 
 // Document returns the document in use. Callers must not change it.
-func (a *Authority) Document() *ca.Document {
+func (a *Keeper) Document() *Document {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.doc
 }
 
 // swap puts an issuer to use after its self-check.
-func (a *Authority) swap(i *ca.Issuer) error {
+func (a *Keeper) swap(i *ca.Issuer) error {
 	if err := i.SelfCheck(a.config.Profiles...); err != nil {
 		return fmt.Errorf("issuer %s is not used: %w", i.SKI(), err)
 	}
@@ -180,7 +180,7 @@ func (a *Authority) swap(i *ca.Issuer) error {
 }
 
 // Run renews the issuer at half of its life, or watches the plugged-in files, until ctx ends.
-func (a *Authority) Run(ctx context.Context) error {
+func (a *Keeper) Run(ctx context.Context) error {
 	if a.config.Plugged != nil {
 		w := files.Watcher{
 			Dir: a.config.Plugged.Dir, Layout: a.config.Plugged.Layout, Last: a.set, Logger: a.config.Logger,
@@ -212,7 +212,7 @@ func halfOver(i *ca.Issuer) bool {
 // renew makes a new issuer under the active root. Nobody needs to learn of it first: each leaf is sent with its
 // issuer, and verifiers know roots only. The document is stored before the issuer signs: a crash in between leaves a
 // document whose issuer has signed nothing, and the next start uses it.
-func (a *Authority) renew(ctx context.Context) error {
+func (a *Keeper) renew(ctx context.Context) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	c := a.config
@@ -238,7 +238,7 @@ func (a *Authority) renew(ctx context.Context) error {
 }
 
 // store replaces the stored document by next. Caller holds mu or is alone.
-func (a *Authority) store(ctx context.Context, next *ca.Document) error {
+func (a *Keeper) store(ctx context.Context, next *Document) error {
 	data, err := next.Encode(a.config.Sealer)
 	if err != nil {
 		return err
@@ -252,7 +252,7 @@ func (a *Authority) store(ctx context.Context, next *ca.Document) error {
 
 // use takes a set of plugged-in files into use: a new issuer under the same roots at once, any change of the roots
 // not at all.
-func (a *Authority) use(ctx context.Context, set *files.Set) error {
+func (a *Keeper) use(ctx context.Context, set *files.Set) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	c := a.config
@@ -267,7 +267,7 @@ func (a *Authority) use(ctx context.Context, set *files.Set) error {
 	if !have.SameRoots(issuer.Bundle()) {
 		return rootsChanged(c.Plugged.Dir)
 	}
-	active, err := a.doc.Active(c.Domain, ca.KindIssuer)
+	active, err := a.doc.Active(c.Domain, KindIssuer)
 	if err != nil {
 		return err
 	}
@@ -314,7 +314,7 @@ func (c Config) issuerOf(set *files.Set, generation uint64, logID uint32) (*ca.I
 }
 
 // Expiries returns the end of each certificate that the authority's work depends on, by a name for metrics.
-func (a *Authority) Expiries() map[string]time.Time {
+func (a *Keeper) Expiries() map[string]time.Time {
 	out := map[string]time.Time{}
 	i := a.issuer.Load()
 	if i == nil {

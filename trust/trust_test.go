@@ -1,0 +1,399 @@
+package trust
+
+import (
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/rsa"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"fmt"
+	"math/big"
+	"net"
+	"net/url"
+	"strings"
+	"testing"
+	"time"
+)
+
+func TestParseID(t *testing.T) {
+	for _, s := range []string{
+		"spiffe://cluster.local/ns/foo/sa/web", "spiffe://a/b", "spiffe://1.2.3.4/x", "spiffe://td_1-2.x/A-Z_0.9",
+		"spiffe://td/" + strings.Repeat("a", MaxIDLen-len("spiffe://td/")),
+	} {
+		id, err := ParseID(s)
+		if err != nil || id.String() != s {
+			t.Errorf("%.60q: %q, %v", s, id, err)
+		}
+	}
+	for _, s := range []string{
+		"", "spiffe://", "spiffe://td", "spiffe://td/", "spiffe:///ns/a", "SPIFFE://td/a", "spiffe://TD/a", "https://td/a", "spiffe:/td/a",
+		"spiffe://td//a", "spiffe://td/a/", "spiffe://td/./a", "spiffe://td/a/..", "spiffe://td/a%20b", "spiffe://td/a?b", "spiffe://td/a#b",
+		"spiffe://td:80/a", "spiffe://u@td/a", "spiffe://td/ä", "spiffe://x,istiod.istio-system.svc,y/ns/foo/sa/bar", "spiffe://td/a b",
+		"spiffe://td/a\x00", "spiffe://" + strings.Repeat("a", MaxDomainLen+1) + "/b", "spiffe://td/" + strings.Repeat("a", MaxIDLen),
+	} {
+		if id, err := ParseID(s); err == nil || !id.IsZero() {
+			t.Errorf("%.60q was read as %q", s, id)
+		}
+	}
+}
+
+func TestIDParts(t *testing.T) {
+	td, err := ParseDomain("cluster.local")
+	if err != nil {
+		t.Fatal(err)
+	}
+	id, err := WorkloadID(td, "foo", "my.app")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ns, sa, ok := id.Workload()
+	if !ok || ns != "foo" || sa != "my.app" || id.Domain() != td || id.Path() != "/ns/foo/sa/my.app" || id.Reserved() {
+		t.Errorf("parts of %s: %q %q %v", id, ns, sa, ok)
+	}
+	if _, err := WorkloadID(td, "foo/sa/x", "y"); err == nil {
+		t.Error("a namespace with a slash made an ID")
+	}
+	for _, s := range []string{"spiffe://td/ns/a", "spiffe://td/ns/a/sa/b/c", "spiffe://td/x/a/sa/b", "spiffe://td/ns/a/sb/b"} {
+		id, err := ParseID(s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, _, ok := id.Workload(); ok {
+			t.Errorf("%s passes as a workload's", s)
+		}
+	}
+	for s, want := range map[string]bool{"spiffe://td/chancery/server": true, "spiffe://td/chancery": true, "spiffe://td/chanceryx/a": false} {
+		id, err := ParseID(s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if id.Reserved() != want {
+			t.Errorf("%s reserved: %v", s, !want)
+		}
+	}
+	if got := id.WithDomain(Domain{"new"}).String(); got != "spiffe://new/ns/foo/sa/my.app" {
+		t.Errorf("in another domain: %s", got)
+	}
+	if SystemID(td, "server").String() != "spiffe://cluster.local/chancery/server" {
+		t.Error("the server's own ID")
+	}
+}
+
+func FuzzParseID(f *testing.F) {
+	for _, s := range []string{"spiffe://td/a/b", "spiffe://td", "spiffe://td/a%2f", "spiffe://td/../a", "spiffe://TD/a", "spiffe://a,b/c"} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, s string) {
+		id, err := ParseID(s)
+		if err != nil {
+			return
+		}
+		u, err := url.Parse(s)
+		if err != nil {
+			t.Fatalf("%q is an ID but no URL: %v", s, err)
+		}
+		if u.Scheme != "spiffe" || u.Host != id.Domain().String() || u.Path != id.Path() || u.RawQuery != "" || u.Fragment != "" || u.User != nil || id.URL().String() != s {
+			t.Errorf("%q is read as %q %q, and as a URL %q %q", s, id.Domain(), id.Path(), u.Host, u.Path)
+		}
+	})
+}
+
+// testCA signs whatever a test needs, right or wrong.
+type testCA struct {
+	key  *ecdsa.PrivateKey
+	cert *x509.Certificate
+}
+
+func newKey(t testing.TB) *ecdsa.PrivateKey {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return key
+}
+
+func sign(t testing.TB, template, parent *x509.Certificate, pub crypto.PublicKey, key crypto.Signer) *x509.Certificate {
+	t.Helper()
+	der, err := x509.CreateCertificate(rand.Reader, template, parent, pub, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cert, err := x509.ParseCertificate(der)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return cert
+}
+
+func newTestCA(t testing.TB, name string) *testCA {
+	t.Helper()
+	key := newKey(t)
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: name}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
+	}
+	return &testCA{key, sign(t, template, template, key.Public(), key)}
+}
+
+// leaf issues an SVID for a new key, with changes.
+func (c *testCA) leaf(t testing.TB, uri string, change func(*x509.Certificate)) (*x509.Certificate, *ecdsa.PrivateKey) {
+	t.Helper()
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(2), NotBefore: time.Now().Add(-time.Minute), NotAfter: time.Now().Add(time.Hour), KeyUsage: x509.KeyUsageDigitalSignature,
+		BasicConstraintsValid: true, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth, x509.ExtKeyUsageServerAuth},
+	}
+	if uri != "" {
+		u, err := url.Parse(uri)
+		if err != nil {
+			t.Fatal(err)
+		}
+		template.URIs = []*url.URL{u}
+	}
+	if change != nil {
+		change(template)
+	}
+	key := newKey(t)
+	return sign(t, template, c.cert, key.Public(), c.key), key
+}
+
+func (c *testCA) bundle(t testing.TB, td string) *Bundle {
+	t.Helper()
+	b, err := NewBundle(Domain{td}, 1, []*x509.Certificate{c.cert})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+// Each MUST on a validator, in X509-SVID sections 2, 3.2 and 5.2.
+func TestVerify(t *testing.T) {
+	c, foreign := newTestCA(t, "root"), newTestCA(t, "foreign")
+	second := &url.URL{Scheme: "spiffe", Host: "td", Path: "/second"}
+	for name, tc := range map[string]struct {
+		uri    string
+		by     *testCA
+		change func(*x509.Certificate)
+		want   string // part of the error; empty = accepted
+	}{
+		"an SVID":                 {"spiffe://td/ns/a/sa/b", c, nil, ""},
+		"with DNS SAN":            {"spiffe://td/a", c, func(x *x509.Certificate) { x.DNSNames = []string{"a.b"} }, ""},
+		"no URI SAN":              {"", c, func(x *x509.Certificate) { x.DNSNames = []string{"a.b"} }, "0 URI SANs"},
+		"two URI SANs":            {"spiffe://td/a", c, func(x *x509.Certificate) { x.URIs = append(x.URIs, second) }, "2 URI SANs"},
+		"no path":                 {"spiffe://td", c, nil, "no path"},
+		"another scheme":          {"https://td/a", c, nil, "not a SPIFFE ID"},
+		"CA certificate":          {"spiffe://td/a", c, func(x *x509.Certificate) { x.IsCA = true }, "CA certificate"},
+		"keyCertSign":             {"spiffe://td/a", c, func(x *x509.Certificate) { x.KeyUsage |= x509.KeyUsageCertSign; x.IsCA = false }, "sign certificates"},
+		"cRLSign":                 {"spiffe://td/a", c, func(x *x509.Certificate) { x.KeyUsage |= x509.KeyUsageCRLSign }, "sign certificates"},
+		"expired":                 {"spiffe://td/a", c, func(x *x509.Certificate) { x.NotAfter = time.Now().Add(-time.Second) }, "expired"},
+		"not yet valid":           {"spiffe://td/a", c, func(x *x509.Certificate) { x.NotBefore = time.Now().Add(time.Minute) }, "not yet valid"},
+		"unknown root":            {"spiffe://td/a", foreign, nil, "unknown authority"},
+		"unknown trust domain":    {"spiffe://other/a", c, nil, "not trusted here"},
+		"foreign root, own ID":    {"spiffe://td/a", foreign, nil, "unknown authority"},
+		"own root, foreign ID":    {"spiffe://foreign/a", c, nil, "unknown authority"},
+		"foreign root and its ID": {"spiffe://foreign/a", foreign, nil, ""},
+	} {
+		bundles := map[Domain]*Bundle{{"td"}: c.bundle(t, "td"), {"foreign"}: foreign.bundle(t, "foreign")}
+		cert, _ := tc.by.leaf(t, tc.uri, tc.change)
+		id, chains, err := Verify([]*x509.Certificate{cert}, func(d Domain) *Bundle { return bundles[d] }, time.Now())
+		switch {
+		case tc.want == "" && (err != nil || id.String() != tc.uri || len(chains) == 0):
+			t.Errorf("%s: %q, %v", name, id, err)
+		case tc.want != "" && (err == nil || !strings.Contains(err.Error(), tc.want) || !id.IsZero()):
+			t.Errorf("%s: %q, %v; want something about %q", name, id, err, tc.want)
+		}
+	}
+	if _, _, err := Verify(nil, Only(c.bundle(t, "td")), time.Now()); err == nil {
+		t.Error("an empty chain was accepted")
+	}
+	empty, err := NewBundle(Domain{"td"}, 2, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cert, _ := c.leaf(t, "spiffe://td/a", nil)
+	if _, _, err := Verify([]*x509.Certificate{cert}, Only(empty), time.Now()); err == nil {
+		t.Error("an empty bundle trusts")
+	}
+}
+
+func TestInvariant7NewIdentity(t *testing.T) {
+	c, foreign := newTestCA(t, "root"), newTestCA(t, "foreign")
+	cert, key := c.leaf(t, "spiffe://td/a", nil)
+	want, err := ParseID("spiffe://td/a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	other, err := ParseID("spiffe://td/b")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if i, err := NewIdentity(want, []*x509.Certificate{cert}, key, c.bundle(t, "td"), time.Now()); err != nil || i.ID != want || i.Leaf() != cert {
+		t.Errorf("a good identity: %v", err)
+	}
+	for name, f := range map[string]func() (*Identity, error){
+		"another key": func() (*Identity, error) {
+			return NewIdentity(want, []*x509.Certificate{cert}, newKey(t), c.bundle(t, "td"), time.Now())
+		},
+		"another bundle": func() (*Identity, error) {
+			return NewIdentity(want, []*x509.Certificate{cert}, key, foreign.bundle(t, "td"), time.Now())
+		},
+		"another ID": func() (*Identity, error) {
+			return NewIdentity(other, []*x509.Certificate{cert}, key, c.bundle(t, "td"), time.Now())
+		},
+		"past its end": func() (*Identity, error) {
+			return NewIdentity(want, []*x509.Certificate{cert}, key, c.bundle(t, "td"), time.Now().Add(2*time.Hour))
+		},
+		"no chain": func() (*Identity, error) { return NewIdentity(want, nil, key, c.bundle(t, "td"), time.Now()) },
+	} {
+		if i, err := f(); err == nil || i != nil {
+			t.Errorf("%s was accepted", name)
+		}
+	}
+}
+
+func TestNewBundleRefuses(t *testing.T) {
+	c := newTestCA(t, "root")
+	leaf, _ := c.leaf(t, "spiffe://td/a", nil)
+	for name, roots := range map[string][]*x509.Certificate{"a leaf": {leaf}, "a root twice": {c.cert, c.cert}, "too many": make([]*x509.Certificate, MaxCertificates+1)} {
+		if _, err := NewBundle(Domain{"td"}, 1, roots); err == nil {
+			t.Errorf("%s was accepted", name)
+		}
+	}
+	a, b := newTestCA(t, "a"), newTestCA(t, "b")
+	x, err := NewBundle(Domain{"td"}, 1, []*x509.Certificate{a.cert, b.cert})
+	if err != nil {
+		t.Fatal(err)
+	}
+	y, err := NewBundle(Domain{"td"}, 2, []*x509.Certificate{b.cert, a.cert})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !x.SameRoots(y) || x.SameRoots(a.bundle(t, "td")) || x.SameRoots(nil) || string(x.PEM()) != string(y.PEM()) {
+		t.Error("bundles are not compared by their roots")
+	}
+}
+
+// handshake connects a client and a server over loopback and returns both errors. Not over a net.Pipe: that has no
+// buffer, and two sides that both write an alert wait for each other.
+func handshake(t *testing.T, client, server *tls.Config) (clientErr, serverErr error) {
+	t.Helper()
+	l, err := tls.Listen("tcp", "127.0.0.1:0", server)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	done := make(chan error, 1)
+	go func() {
+		c, err := l.Accept()
+		if err == nil {
+			_, err = c.Write([]byte("x"))
+			c.Close()
+		}
+		done <- err
+	}()
+	c, err := net.Dial("tcp", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	secured := tls.Client(c, client)
+	clientErr = secured.Handshake()
+	if clientErr == nil {
+		_, clientErr = secured.Read(make([]byte, 1))
+	}
+	c.Close()
+	return clientErr, <-done
+}
+
+func TestClientTLSAcceptsOneServerOnly(t *testing.T) {
+	c, foreign := newTestCA(t, "root"), newTestCA(t, "foreign")
+	identity := func(by *testCA, uri string) *Identity {
+		cert, key := by.leaf(t, uri, nil)
+		id, err := ParseID(uri)
+		if err != nil {
+			t.Fatal(err)
+		}
+		i, err := NewIdentity(id, []*x509.Certificate{cert}, key, by.bundle(t, id.Domain().String()), time.Now())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return i
+	}
+	want := SystemID(Domain{"td"}, "server")
+	client := ClientTLS(want, Only(c.bundle(t, "td")), func() *Identity { return nil })
+	for name, tc := range map[string]struct {
+		server *Identity
+		want   string
+	}{
+		"the server":              {identity(c, want.String()), ""},
+		"a workload":              {identity(c, "spiffe://td/ns/a/sa/b"), "expected spiffe://td/chancery/server"},
+		"another CA's server":     {identity(foreign, want.String()), "unknown authority"},
+		"another domain's server": {identity(foreign, "spiffe://other/chancery/server"), "not trusted"},
+	} {
+		err, _ := handshake(t, client, ServerTLS(func() *Identity { return tc.server }))
+		if (tc.want == "") != (err == nil) || err != nil && !strings.Contains(err.Error(), tc.want) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if err, serverErr := handshake(t, client, ServerTLS(func() *Identity { return nil })); err == nil || serverErr == nil {
+		t.Error("a server without a certificate was accepted")
+	}
+	old := ServerTLS(func() *Identity { return identity(c, want.String()) })
+	if err, _ := handshake(t, &tls.Config{InsecureSkipVerify: true, MaxVersion: tls.VersionTLS12}, old); err == nil {
+		t.Error("TLS 1.2 was accepted")
+	}
+}
+
+func TestParseKey(t *testing.T) {
+	ec := newKey(t)
+	r, err := rsa.GenerateKey(rand.Reader, 2048)
+	if err != nil {
+		t.Fatal(err)
+	}
+	sec1, err := x509.MarshalECPrivateKey(ec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	block := func(kind string, der []byte) string {
+		return string(pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der}))
+	}
+	pkcs8, err := EncodeKey(ec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, text := range map[string]string{
+		"PKCS#8": string(pkcs8), "SEC 1": block("EC PRIVATE KEY", sec1), "PKCS#1": block("RSA PRIVATE KEY", x509.MarshalPKCS1PrivateKey(r)),
+		"openssl ecparam": block("EC PARAMETERS", []byte{6, 8, 0x2a, 0x86, 0x48, 0xce, 0x3d, 3, 1, 7}) + block("EC PRIVATE KEY", sec1),
+	} {
+		if _, err := ParseKey([]byte(text)); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	for _, text := range []string{"", "hello", block("CERTIFICATE", []byte{1}), block("PRIVATE KEY", []byte{1, 2, 3}), block("EC PARAMETERS", []byte{1})} {
+		if key, err := ParseKey([]byte(text)); err == nil || key != nil {
+			t.Errorf("%q was read as a key", text)
+		}
+	}
+}
+
+func FuzzParseCertificates(f *testing.F) {
+	c := newTestCA(f, "root")
+	f.Add(EncodeCertificates(c.cert, c.cert))
+	f.Add([]byte("# a comment\n-----BEGIN CERTIFICATE-----\n"))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		certs, err := ParseCertificates(data)
+		if err == nil && len(certs) == 0 {
+			t.Error("no certificate and no error")
+		}
+		if err == nil {
+			again, err := ParseCertificates(EncodeCertificates(certs...))
+			if err != nil || fmt.Sprint(len(again)) != fmt.Sprint(len(certs)) {
+				t.Errorf("%d certificates do not survive being written: %v", len(certs), err)
+			}
+		}
+		ParseKey(data)
+	})
+}

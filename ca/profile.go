@@ -168,6 +168,9 @@ func parsePaths(in []string) ([][]string, error) {
 	}
 	var out [][]string
 	for _, s := range in {
+		if !strings.HasPrefix(s, "/") {
+			return nil, fmt.Errorf("pattern %q does not start with a slash; write it like /ns/*/sa/*", s)
+		}
 		// "*" is no legal ID character, so a pattern is legal if the path with a letter in its place is.
 		id, err := trust.ParseID("spiffe://td" + strings.ReplaceAll(s, "*", "a"))
 		if err != nil {

@@ -1,0 +1,201 @@
+package house
+
+import (
+	"encoding/json"
+	"errors"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io"
+	"os"
+	"os/exec"
+	"path"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+const module = "github.com/chancery-project/chancery"
+
+// limits of DESIGN.md and the house style, in lines.
+const (
+	maxPackage  = 1500
+	maxFunction = 80
+)
+
+// pkg is what `go list -json` says of a package.
+type pkg struct {
+	ImportPath, Dir  string
+	Imports, GoFiles []string
+}
+
+func (p pkg) room() string { return strings.TrimPrefix(strings.TrimPrefix(p.ImportPath, module), "/") }
+
+func packages(t *testing.T) []pkg {
+	t.Helper()
+	cmd := exec.Command("go", "list", "-json=ImportPath,Dir,Imports,GoFiles", module+"/...")
+	cmd.Stderr = os.Stderr
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	var all []pkg
+	for dec := json.NewDecoder(out); ; {
+		var p pkg
+		if err := dec.Decode(&p); errors.Is(err, io.EOF) {
+			break
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, p)
+	}
+	if err := cmd.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	if len(all) < 10 {
+		t.Fatalf("only %d packages found", len(all))
+	}
+	return all
+}
+
+// arrows says which rooms a room may import, besides those within itself. What is not listed may import nothing of ours.
+var arrows = map[string][]string{
+	"api":    {},
+	"trust":  {},
+	"ca":     {"trust"},
+	"policy": {"trust"},
+	"rotate": {"ca", "policy", "trust", "api"},
+	"csr":    {"ca", "policy", "trust", "api"},
+	"sds":    {"ca", "policy", "trust", "api"},
+	"proxy":  {"ca", "policy", "trust", "api"},
+	"cmd":    {"csr", "sds", "rotate", "proxy", "ca", "policy", "trust", "api"},
+	"test":   {"csr", "sds", "rotate", "proxy", "ca", "policy", "trust", "api"},
+}
+
+func allowed(from, to string) bool {
+	a, _, _ := strings.Cut(from, "/")
+	b, _, _ := strings.Cut(to, "/")
+	if a == b {
+		return true
+	}
+	for _, r := range arrows[a] {
+		if r == b {
+			return true
+		}
+	}
+	return false
+}
+
+func TestArrows(t *testing.T) {
+	for _, p := range packages(t) {
+		for _, imp := range p.Imports {
+			if to, ok := strings.CutPrefix(imp, module+"/"); ok && !allowed(p.room(), to) {
+				t.Errorf("%s imports %s, against the arrows of DESIGN.md: cmd -> {csr, sds, rotate, proxy} -> {ca, policy} -> trust", p.room(), to)
+			}
+		}
+	}
+}
+
+// Some libraries may be known in a few rooms only.
+func TestLibrariesKeepToTheirRooms(t *testing.T) {
+	rules := []struct {
+		library string
+		may     func(room string) bool
+		why     string
+	}{
+		{"k8s.io/", func(r string) bool { return path.Base(r) == "kube" }, "only packages named kube know Kubernetes"},
+		{"github.com/envoyproxy/go-control-plane", func(r string) bool {
+			return r == "sds" || strings.HasPrefix(r, "sds/") || r == "proxy" || r == "policy/envoy"
+		}, "Envoy's API is known in sds, proxy and policy/envoy only"},
+		{"modernc.org/sqlite", func(r string) bool { return r == "ca/store" }, "only the store knows its engine"},
+		{"github.com/zmap/", func(r string) bool { return r == "ca" }, "only ca lints"},
+		{"github.com/spf13/cobra", func(r string) bool { return strings.HasPrefix(r, "cmd/") }, "only commands have flags"},
+	}
+	for _, p := range packages(t) {
+		if strings.HasPrefix(p.room(), "test/") {
+			continue
+		}
+		for _, imp := range p.Imports {
+			for _, r := range rules {
+				if strings.HasPrefix(imp, r.library) && !r.may(p.room()) {
+					t.Errorf("%s imports %s: %s", p.room(), imp, r.why)
+				}
+			}
+		}
+	}
+}
+
+func TestTestsAreImportedByNobody(t *testing.T) {
+	for _, p := range packages(t) {
+		for _, imp := range p.Imports {
+			if strings.HasPrefix(imp, module+"/test/") && !strings.HasPrefix(p.room(), "test/") {
+				t.Errorf("%s imports %s", p.room(), imp)
+			}
+		}
+	}
+}
+
+func TestEachPackageSaysWhatItOwnsAndIsSmall(t *testing.T) {
+	for _, p := range packages(t) {
+		docs, lines := 0, 0
+		fset := token.NewFileSet()
+		for _, name := range p.GoFiles {
+			if strings.HasSuffix(name, ".pb.go") {
+				continue
+			}
+			file := filepath.Join(p.Dir, name)
+			f, err := parser.ParseFile(fset, file, nil, parser.ParseComments)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if f.Doc != nil {
+				docs++
+			}
+			lines += fset.File(f.Pos()).LineCount()
+			checkFunctions(t, fset, p.room()+"/"+name, f)
+		}
+		if docs != 1 {
+			t.Errorf("%s has %d package comments; one should say what it owns and what it refuses", p.room(), docs)
+		}
+		if lines > maxPackage {
+			t.Errorf("%s has %d lines; above %d it should be split", p.room(), lines, maxPackage)
+		}
+		for _, bad := range []string{"util", "utils", "common", "pkg", "helpers", "internal"} {
+			if path.Base(p.room()) == bad {
+				t.Errorf("%s: the name does not say what it owns", p.room())
+			}
+		}
+	}
+}
+
+func checkFunctions(t *testing.T, fset *token.FileSet, name string, f *ast.File) {
+	for _, d := range f.Decls {
+		fn, ok := d.(*ast.FuncDecl)
+		if !ok {
+			continue
+		}
+		if n := fset.Position(fn.End()).Line - fset.Position(fn.Pos()).Line; n > maxFunction {
+			t.Errorf("%s: %s has %d lines; above %d one cannot see it whole", name, fn.Name.Name, n, maxFunction)
+		}
+		if fn.Name.IsExported() && fn.Doc == nil && (fn.Recv == nil || ast.IsExported(receiver(fn))) && !strings.Contains(name, "test/") {
+			t.Errorf("%s: %s is exported and has no comment", name, fn.Name.Name)
+		}
+	}
+}
+
+func receiver(fn *ast.FuncDecl) string {
+	e := fn.Recv.List[0].Type
+	if s, ok := e.(*ast.StarExpr); ok {
+		e = s.X
+	}
+	if i, ok := e.(*ast.IndexExpr); ok {
+		e = i.X
+	}
+	if id, ok := e.(*ast.Ident); ok {
+		return id.Name
+	}
+	return ""
+}

@@ -32,6 +32,7 @@ type Log struct {
 	flushing bool
 	closed   bool
 	closing  chan struct{} // closed with closed, to end waits
+	spare    []byte        // of the last batch, to be filled again
 
 	io     sync.Mutex // guards file and failed; held while writing
 	file   *os.File   // nil after a failure
@@ -54,6 +55,9 @@ const (
 	// noteDelay is how long a record that nobody waits for may wait for company.
 	noteDelay = 50 * time.Millisecond
 )
+
+// maxSpare bounds the memory that an idle log holds on to.
+const maxSpare = 64 << 10
 
 // maxPending bounds the memory of lines that wait for a slow disk.
 const maxPending = 16 << 20
@@ -123,11 +127,12 @@ func (l *Log) flush() {
 		l.await(b)
 		l.mu.Lock()
 		l.pending = newBatch()
+		l.pending.lines, l.spare = l.spare, nil
 		l.mu.Unlock()
 		begun := time.Now()
 		b.err = l.commit(b.lines)
 		close(b.done)
-		if l.rest(begun) {
+		if l.rest(begun, b.lines) {
 			return
 		}
 	}
@@ -145,7 +150,8 @@ func (l *Log) await(b *batch) {
 }
 
 // rest keeps the spacing between commits, and reports whether nothing is pending after it; then flush must return.
-func (l *Log) rest(begun time.Time) (idle bool) {
+// written is the memory of the last commit.
+func (l *Log) rest(begun time.Time, written []byte) (idle bool) {
 	timer := time.NewTimer(commitSpacing - time.Since(begun))
 	defer timer.Stop()
 	select {
@@ -154,6 +160,9 @@ func (l *Log) rest(begun time.Time) (idle bool) {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if cap(written) <= maxSpare {
+		l.spare = written[:0]
+	}
 	if len(l.pending.lines) == 0 {
 		l.flushing = false
 	}

@@ -2,10 +2,14 @@ package ca
 
 import (
 	"crypto"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
 	"crypto/x509"
 	"encoding/json"
 	"errors"
 	"io"
+	"math/big"
 	"os"
 	"path/filepath"
 	"strings"
@@ -242,12 +246,20 @@ func TestRequestsRefused(t *testing.T) {
 	i, _, _ := newIssuer(t, CreateConfig{})
 	p := profile(t, ProfileConfig{KeyTypes: []string{"p256"}})
 	good := id(t, "spiffe://cluster.local/ns/a/sa/b")
+	p224, err := ecdsa.GenerateKey(elliptic.P224(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	//lint:ignore SA1019 only the raw coordinates can hold what the parsers refuse
+	offCurve := ecdsa.PublicKey{Curve: elliptic.P256(), X: big.NewInt(1), Y: big.NewInt(1)}
 	for _, tc := range []struct {
 		name string
 		r    Request
 		want error
 	}{
 		{"no key", Request{ID: good}, ErrKey},
+		{"point not on the curve", Request{ID: good, PublicKey: &offCurve}, ErrKey},
+		{"P-224", Request{ID: good, PublicKey: &p224.PublicKey}, ErrKey},
 		{"key type not in profile", Request{ID: good, PublicKey: publicKey(t, RSA)}, ErrName},
 		{"no ID", Request{PublicKey: publicKey(t, P256)}, ErrName},
 		{"another trust domain (D10)", Request{ID: id(t, "spiffe://other/ns/a/sa/b"), PublicKey: publicKey(t, P256)}, ErrName},

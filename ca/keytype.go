@@ -35,13 +35,11 @@ func ParseKeyType(s string) (KeyType, error) {
 	return "", fmt.Errorf("key type %q is not known; use p256, p384, ed25519 or rsa", s)
 }
 
-// TypeOf returns the type of a public key, or an error that says why such a key is never certified.
+// TypeOf returns the type of a public key, or an error that says why such a key is never certified. That an ECDSA key is
+// a point of its curve is checked where keys are parsed, and again where Prepare encodes them.
 func TypeOf(pub crypto.PublicKey) (KeyType, error) {
 	switch k := pub.(type) {
 	case *ecdsa.PublicKey:
-		if _, err := k.ECDH(); err != nil { // checks that the point is on the curve and not infinity
-			return "", fmt.Errorf("the ECDSA key is not a valid point: %w", err)
-		}
 		switch k.Curve {
 		case elliptic.P256():
 			return P256, nil

@@ -40,6 +40,7 @@ type Kube struct {
 	Client          *kubernetes.Clientset
 
 	apiserver, etcd *Process
+	apiserverConfig ProcessConfig
 	tokenKey        *rsa.PrivateKey // the API server's own key for service-account tokens
 }
 
@@ -166,7 +167,7 @@ func (k *Kube) startAPIServer(dir, path, etcdURL string) error {
 	if err != nil {
 		return err
 	}
-	k.apiserver, err = startProcess(ProcessConfig{
+	k.apiserverConfig = ProcessConfig{
 		Name: "kube-apiserver", Path: path, Log: filepath.Join(dir, "kube-apiserver.log"),
 		Args: []string{
 			"--etcd-servers=" + etcdURL,
@@ -179,8 +180,8 @@ func (k *Kube) startAPIServer(dir, path, etcdURL string) error {
 			"--authorization-mode=RBAC", "--anonymous-auth=false",
 			"--feature-gates=ClusterTrustBundle=true,PodCertificateRequest=true",
 		},
-	})
-	if err != nil {
+	}
+	if k.apiserver, err = startProcess(k.apiserverConfig); err != nil {
 		return err
 	}
 	return k.connectAdmin(dir, ca)
@@ -238,6 +239,25 @@ func (k *Kube) writeKubeconfig(path string, user *clientcmdapi.AuthInfo) error {
 
 // APIServer returns the API server's process, for tests that pause (SIGSTOP) or kill it; only on a cluster of the test's own.
 func (k *Kube) APIServer() *Process { return k.apiserver }
+
+// RestartAPIServer starts a killed API server again, with what it has in etcd, and waits until it is ready.
+func (k *Kube) RestartAPIServer(t testing.TB) {
+	t.Helper()
+	for try := 0; ; try++ {
+		var err error
+		if k.apiserver, err = startProcess(k.apiserverConfig); err != nil {
+			t.Fatal(err)
+		}
+		err = k.apiserver.waitFor(60*time.Second, "is ready again", k.ready)
+		if err == nil {
+			return
+		}
+		// A connection of somebody else may have got the port in between.
+		if try == 5 || !strings.Contains(err.Error(), "address already in use") {
+			t.Fatal(err)
+		}
+	}
+}
 
 func (k *Kube) stop() {
 	for _, p := range []*Process{k.apiserver, k.etcd} {

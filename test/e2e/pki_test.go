@@ -17,8 +17,8 @@ import (
 	"time"
 )
 
-// testCA is a throw-away certificate authority, for the API server's own TLS and for checks of the harness. Nothing that
-// Chancery is tested on comes from it.
+// testCA is a throw-away certificate authority: for the API server's own TLS, for checks of the harness, and as what an admin
+// plugs into Chancery.
 type testCA struct {
 	cert *x509.Certificate
 	key  crypto.Signer
@@ -32,6 +32,11 @@ func newTestCA(name string) (*testCA, error) {
 	if err != nil {
 		return nil, fmt.Errorf("generating the key of %s: %w", name, err)
 	}
+	return newTestAuthority(name, key, nil)
+}
+
+// newTestAuthority makes a CA with a given key, under a parent or, if that is nil, as a root.
+func newTestAuthority(name string, key crypto.Signer, parent *testCA) (*testCA, error) {
 	ca := &testCA{key: key}
 	template := &x509.Certificate{
 		SerialNumber:          randomSerial(),
@@ -42,7 +47,12 @@ func newTestCA(name string) (*testCA, error) {
 		BasicConstraintsValid: true,
 		KeyUsage:              x509.KeyUsageCertSign | x509.KeyUsageCRLSign,
 	}
-	ca.cert, err = sign(template, template, key.Public(), key)
+	var err error
+	if parent == nil {
+		ca.cert, err = sign(template, template, key.Public(), key)
+	} else {
+		ca.cert, err = sign(template, parent.cert, key.Public(), parent.key)
+	}
 	return ca, err
 }
 

@@ -15,6 +15,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // pollEvery is how often a condition is looked at: short next to any start-up, long next to a look.
@@ -252,7 +254,7 @@ func freePort() (int, error) {
 // the end of the test.
 func SocketDir(t testing.TB) string {
 	t.Helper()
-	dir, err := os.MkdirTemp("/tmp", "e2e-")
+	dir, err := os.MkdirTemp(sharedDir(), "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -271,15 +273,43 @@ func writeFile(t testing.TB, path, text string, mode os.FileMode) {
 	}
 }
 
-// sharedDir is the folder of what lasts as long as the test process: the binary, the API server.
+// sharedDir is the folder of what lasts as long as the test process (the binary, the API server) and of sockets. While the process
+// lives it holds a lock in there.
 var sharedDir = sync.OnceValue(func() string {
-	dir, err := os.MkdirTemp("", "chancery-e2e-")
+	dir, err := os.MkdirTemp("/tmp", "e2e-")
 	if err != nil {
 		panic(err)
 	}
-	atExit(func() { os.RemoveAll(dir) })
+	lock, err := os.Create(filepath.Join(dir, "lock"))
+	if err == nil {
+		err = unix.Flock(int(lock.Fd()), unix.LOCK_EX)
+	}
+	if err != nil {
+		panic(err)
+	}
+	atExit(func() {
+		os.RemoveAll(dir)
+		lock.Close()
+	})
 	return dir
 })
+
+// sweep removes the folders of test processes that have died before their TestMain could, such as by a timeout.
+func sweep() {
+	locks, _ := filepath.Glob("/tmp/e2e-*/lock")
+	for _, path := range locks {
+		lock, err := os.OpenFile(path, os.O_RDWR, 0)
+		if err != nil {
+			continue
+		}
+		// One that is new may have been created and not locked yet.
+		info, err := lock.Stat()
+		if err == nil && time.Since(info.ModTime()) > time.Minute && unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB) == nil {
+			os.RemoveAll(filepath.Dir(path))
+		}
+		lock.Close()
+	}
+}
 
 var exit struct {
 	sync.Mutex // guards funcs
@@ -294,6 +324,7 @@ func atExit(f func()) {
 }
 
 func TestMain(m *testing.M) {
+	sweep()
 	code := m.Run()
 	exit.Lock()
 	for i := len(exit.funcs) - 1; i >= 0; i-- {

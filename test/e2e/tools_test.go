@@ -127,21 +127,27 @@ func StartChancery(t testing.TB, name, dir string, args ...string) *Process {
 // values by name.
 func WaitAddrs(t testing.TB, p *Process, file string) map[string]string {
 	t.Helper()
-	addrs := map[string]string{}
-	p.WaitFor(t, 30*time.Second, "writes its addresses to "+file, func() error {
-		data, err := os.ReadFile(file)
-		if err != nil {
-			return err
-		}
-		for line := range strings.Lines(string(data)) {
-			if name, addr, ok := strings.Cut(strings.TrimSpace(line), "="); ok {
-				addrs[name] = addr
-			}
-		}
-		if len(addrs) == 0 {
-			return fmt.Errorf("%s holds no address yet", file)
-		}
-		return nil
+	var addrs map[string]string
+	p.WaitFor(t, 30*time.Second, "writes its addresses to "+file, func() (err error) {
+		addrs, err = readAddrs(file)
+		return err
 	})
 	return addrs
+}
+
+func readAddrs(file string) (map[string]string, error) {
+	data, err := os.ReadFile(file)
+	if err != nil {
+		return nil, err
+	}
+	addrs := map[string]string{}
+	for line := range strings.Lines(string(data)) {
+		if name, addr, ok := strings.Cut(strings.TrimSpace(line), "="); ok {
+			addrs[name] = addr
+		}
+	}
+	if len(addrs) == 0 {
+		return nil, fmt.Errorf("%s holds no address yet", file)
+	}
+	return addrs, nil
 }

@@ -1,8 +1,8 @@
 // Command chancery is a certificate authority and identity service for service meshes: server, node agent and the
 // commands around them in one binary.
 //
-// This package owns flags, config files and wiring, and no decision: what is issued, to whom and when is decided in
-// the packages that it puts together. It refuses configs with unknown fields.
+// This package owns the root command, the exit code and the version; each command lives in a room of its own below it.
+// It refuses any decision: what is issued, to whom and when is decided in the packages that the rooms put together.
 package main
 
 import (
@@ -10,79 +10,79 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"os"
 	"os/signal"
 	"runtime/debug"
 	"syscall"
 
 	"github.com/spf13/cobra"
+
+	"github.com/chancery-project/chancery/cmd/chancery/agent"
+	"github.com/chancery-project/chancery/cmd/chancery/dev"
+	"github.com/chancery-project/chancery/cmd/chancery/inspect"
+	"github.com/chancery-project/chancery/cmd/chancery/server"
+	"github.com/chancery-project/chancery/cmd/chancery/svid"
 )
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	code := run(ctx, os.Args[1:], os.Stdin, os.Stdout, os.Stderr)
-	stop()
-	os.Exit(code)
+	context.AfterFunc(ctx, stop) // a second signal ends a process that takes too long to stop
+	os.Exit(run(ctx, os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
 }
 
-// run executes one command line and returns the exit code: 0 done, 1 failed.
+// run executes one command line and returns the exit code: 0 done, or ended as told where a command runs until then; 1
+// failed, or interrupted before it was done.
 func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	cmd := newRoot()
 	cmd.SetArgs(args)
 	cmd.SetIn(stdin)
 	cmd.SetOut(stdout)
 	cmd.SetErr(stderr)
-	if err := cmd.ExecuteContext(ctx); err != nil && !errors.Is(err, context.Canceled) {
+	err := cmd.ExecuteContext(ctx)
+	switch {
+	case err == nil:
+		return 0
+	case ctx.Err() != nil && errors.Is(err, context.Canceled):
+		fmt.Fprintln(stderr, "chancery: interrupted")
+	default:
 		fmt.Fprintf(stderr, "chancery: %v\n", err)
-		return 1
 	}
-	return 0
+	return 1
 }
 
 func newRoot() *cobra.Command {
+	info, _ := debug.ReadBuildInfo()
 	root := &cobra.Command{
 		Use:   "chancery",
 		Short: "Certificate authority and identity service for service meshes",
 		Long: "Chancery issues X.509-SVIDs to workloads that prove themselves with Kubernetes service-account tokens,\n" +
 			"serves them to proxies over SDS and the SPIFFE Workload API, and rotates them.\n\n" +
 			"To see it work on this machine: chancery dev",
-		SilenceErrors: true, SilenceUsage: true, Version: version(),
+		SilenceErrors: true, SilenceUsage: true, Version: version(info),
 	}
-	root.AddCommand(newServerCmd(), newAgentCmd(), newDevCmd(), newAuthorityCmd(), newSVIDCmd(), newInspectCmd())
+	root.AddCommand(server.Command(), agent.Command(), dev.Command(), server.AuthorityCommand(),
+		svid.Command(agent.DefaultSocket, dev.DefaultSocket()), inspect.Command())
 	return root
 }
 
-func version() string {
-	v := "devel"
-	if info, ok := debug.ReadBuildInfo(); ok && info.Main.Version != "" {
-		v = info.Main.Version
+// version says which module version and commit this binary was built from, as far as the build knows. info may be nil.
+func version(info *debug.BuildInfo) string {
+	if info == nil {
+		return "unknown"
 	}
-	return v
-}
-
-// logFlags are the flags of commands that keep running.
-type logFlags struct {
-	level  string
-	format string
-}
-
-func (f *logFlags) add(cmd *cobra.Command) {
-	cmd.Flags().StringVar(&f.level, "log-level", "info", "debug, info, warn or error")
-	cmd.Flags().StringVar(&f.format, "log-format", "text", "text or json")
-}
-
-func (f *logFlags) logger(w io.Writer) (*slog.Logger, error) {
-	var level slog.Level
-	if err := level.UnmarshalText([]byte(f.level)); err != nil {
-		return nil, fmt.Errorf("--log-level %q: use debug, info, warn or error", f.level)
+	v := info.Main.Version
+	if v == "" || v == "(devel)" {
+		v = "devel"
 	}
-	opts := &slog.HandlerOptions{Level: level}
-	switch f.format {
-	case "text":
-		return slog.New(slog.NewTextHandler(w, opts)), nil
-	case "json":
-		return slog.New(slog.NewJSONHandler(w, opts)), nil
+	set := map[string]string{}
+	for _, s := range info.Settings {
+		set[s.Key] = s.Value
 	}
-	return nil, fmt.Errorf("--log-format %q: use text or json", f.format)
+	if rev := set["vcs.revision"]; rev != "" {
+		v += ", revision " + rev
+		if set["vcs.modified"] == "true" {
+			v += " with changes"
+		}
+	}
+	return v + ", " + info.GoVersion
 }

@@ -1,4 +1,4 @@
-package main
+package dev
 
 import (
 	"context"
@@ -17,21 +17,22 @@ import (
 	"github.com/go-jose/go-jose/v4/jwt"
 
 	"github.com/chancery-project/chancery/ca"
+	"github.com/chancery-project/chancery/cmd/chancery/process"
 	"github.com/chancery-project/chancery/trust"
 )
 
 const (
-	devIssuer    = "https://chancery.dev.local"
-	devTokenLife = 10 * time.Minute
+	tokenIssuer = "https://chancery.dev.local"
+	tokenLife   = 10 * time.Minute
 )
 
-// devTokens signs tokens of the shape that Kubernetes gives its service accounts. The server verifies them as it does
+// tokens signs tokens of the shape that Kubernetes gives its service accounts. The server verifies them as it does
 // those of a real cluster: by the JWKS file.
-type devTokens struct{ signer jose.Signer }
+type tokens struct{ signer jose.Signer }
 
-// openDevTokens reads the signing key, or makes it, and writes its public half as a JWKS.
-func openDevTokens(keyFile, jwksFile string) (*devTokens, error) {
-	key, err := devKey(keyFile)
+// openTokens reads the signing key, or makes it, and writes its public half as a JWKS.
+func openTokens(keyFile, jwksFile string) (*tokens, error) {
+	key, err := tokenKey(keyFile)
 	if err != nil {
 		return nil, err
 	}
@@ -45,7 +46,7 @@ func openDevTokens(keyFile, jwksFile string) (*devTokens, error) {
 	if err != nil {
 		return nil, fmt.Errorf("token key: %w", err)
 	}
-	if err := replaceFile(jwksFile, set); err != nil {
+	if err := process.ReplaceFile(jwksFile, set, 0o600); err != nil {
 		return nil, err
 	}
 	opts := (&jose.SignerOptions{}).WithHeader("kid", public.KeyID)
@@ -53,10 +54,10 @@ func openDevTokens(keyFile, jwksFile string) (*devTokens, error) {
 	if err != nil {
 		return nil, fmt.Errorf("token key: %w", err)
 	}
-	return &devTokens{signer}, nil
+	return &tokens{signer}, nil
 }
 
-func devKey(path string) (*ecdsa.PrivateKey, error) {
+func tokenKey(path string) (*ecdsa.PrivateKey, error) {
 	data, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		made, err := ca.GenerateKey(ca.P256)
@@ -66,7 +67,7 @@ func devKey(path string) (*ecdsa.PrivateKey, error) {
 		if data, err = trust.EncodeKey(made); err != nil {
 			return nil, err
 		}
-		if err := replaceFile(path, data); err != nil {
+		if err := process.ReplaceFile(path, data, 0o600); err != nil {
 			return nil, err
 		}
 	} else if err != nil {
@@ -84,30 +85,32 @@ func devKey(path string) (*ecdsa.PrivateKey, error) {
 }
 
 // claims are those of a service-account token that is bound to no pod.
-type devClaims struct {
+type claims struct {
 	jwt.Claims
-	Kubernetes devKubernetes `json:"kubernetes.io"`
+	Kubernetes kubernetesClaim `json:"kubernetes.io"`
 }
 
-type devKubernetes struct {
-	Namespace      string     `json:"namespace"`
-	ServiceAccount devAccount `json:"serviceaccount"`
+// kubernetesClaim is the claim kubernetes.io.
+type kubernetesClaim struct {
+	Namespace      string       `json:"namespace"`
+	ServiceAccount accountClaim `json:"serviceaccount"`
 }
 
-type devAccount struct {
+// accountClaim names the service account in it.
+type accountClaim struct {
 	Name string `json:"name"`
 	UID  string `json:"uid"`
 }
 
 // token signs a token for a service account of the dev namespace.
-func (t *devTokens) token(account string) (string, error) {
+func (t *tokens) token(account string) (string, error) {
 	now := time.Now()
-	c := devClaims{
+	c := claims{
 		Claims: jwt.Claims{
-			Issuer: devIssuer, Subject: "system:serviceaccount:" + devNS + ":" + account, Audience: jwt.Audience{"istio-ca", "chancery"},
-			IssuedAt: jwt.NewNumericDate(now), NotBefore: jwt.NewNumericDate(now), Expiry: jwt.NewNumericDate(now.Add(devTokenLife)), ID: rand.Text(),
+			Issuer: tokenIssuer, Subject: "system:serviceaccount:" + namespace + ":" + account, Audience: jwt.Audience{"istio-ca", "chancery"},
+			IssuedAt: jwt.NewNumericDate(now), NotBefore: jwt.NewNumericDate(now), Expiry: jwt.NewNumericDate(now.Add(tokenLife)), ID: rand.Text(),
 		},
-		Kubernetes: devKubernetes{Namespace: devNS, ServiceAccount: devAccount{Name: account, UID: "dev-" + account}},
+		Kubernetes: kubernetesClaim{Namespace: namespace, ServiceAccount: accountClaim{Name: account, UID: "dev-" + account}},
 	}
 	signed, err := jwt.Signed(t.signer).Claims(c).Serialize()
 	if err != nil {
@@ -117,13 +120,13 @@ func (t *devTokens) token(account string) (string, error) {
 }
 
 // keepFile keeps a valid token in a file, for other clients to try the server with.
-func (t *devTokens) keepFile(ctx context.Context, path, account string) error {
-	ticker := time.NewTicker(devTokenLife / 2)
+func (t *tokens) keepFile(ctx context.Context, path, account string) error {
+	ticker := time.NewTicker(tokenLife / 2)
 	defer ticker.Stop()
 	for {
 		token, err := t.token(account)
 		if err == nil {
-			err = replaceFile(path, []byte(token))
+			err = process.ReplaceFile(path, []byte(token), 0o600)
 		}
 		if err != nil {
 			return fmt.Errorf("keeping a token in %s: %w", path, err)
@@ -134,13 +137,4 @@ func (t *devTokens) keepFile(ctx context.Context, path, account string) error {
 		case <-ticker.C:
 		}
 	}
-}
-
-// replaceFile writes a file of mode 0600, complete or not at all.
-func replaceFile(path string, data []byte) error {
-	tmp := path + ".new"
-	if err := os.WriteFile(tmp, data, 0o600); err != nil {
-		return err
-	}
-	return os.Rename(tmp, path)
 }

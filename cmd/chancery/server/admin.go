@@ -1,12 +1,13 @@
-package main
+package server
 
 import (
 	"context"
 	"fmt"
+	"net"
 	"os"
 	"os/user"
-	"slices"
 	"strconv"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -19,27 +20,33 @@ import (
 	"github.com/chancery-project/chancery/sds/socket"
 )
 
-// serveAdmin serves the admin API on a Unix socket of mode 0600, to root and the server's own user (decision D14).
-func serveAdmin(ctx context.Context, path string, a *authority.Keeper, log *audit.Log) error {
+// listenAdmin opens the admin socket, for root and the server's own user (decision D14).
+func listenAdmin(path string) (net.Listener, error) {
 	l, err := socket.Listen(path)
 	if err != nil {
-		return fmt.Errorf("admin socket: %w", err)
+		return nil, fmt.Errorf("admin socket: %w", err)
 	}
 	// Between Listen and here others could connect; each call checks the peer all the same.
 	if err := os.Chmod(path, 0o600); err != nil {
 		l.Close()
-		return fmt.Errorf("admin socket: %w", err)
+		return nil, fmt.Errorf("admin socket: %w", err)
 	}
+	return l, nil
+}
+
+// serveAdmin serves the admin API until ctx ends.
+func serveAdmin(ctx context.Context, l net.Listener, admin adminService) error {
 	g := grpc.NewServer(grpc.Creds(socket.Credentials{}), grpc.MaxRecvMsgSize(64<<10))
-	chanceryv1.RegisterAdminServer(g, adminService{authority: a, log: log})
+	chanceryv1.RegisterAdminServer(g, admin)
 	stop := context.AfterFunc(ctx, g.Stop)
 	defer stop()
 	if err := g.Serve(l); err != nil {
-		return fmt.Errorf("serving admin socket %s: %w", path, err)
+		return fmt.Errorf("serving admin socket %s: %w", l.Addr(), err)
 	}
 	return nil
 }
 
+// adminService answers admin calls.
 type adminService struct {
 	chanceryv1.UnimplementedAdminServer
 	authority *authority.Keeper
@@ -79,38 +86,13 @@ func userName(uid uint32) string {
 	return "unix:uid-" + n
 }
 
-// describe turns a document into its public form, domains by name.
-func describe(d *authority.Document) (*chanceryv1.GetAuthoritiesResponse, error) {
-	resp := new(chanceryv1.GetAuthoritiesResponse)
-	for _, name := range sortedKeys(d.Domains) {
-		state := d.Domains[name]
-		out := &chanceryv1.DomainAuthorities{TrustDomain: name, Generation: state.Generation}
-		for i := range state.Authorities {
-			a := &state.Authorities[i]
-			cert, err := a.X509()
-			if err != nil {
-				return nil, err
-			}
-			out.Authorities = append(out.Authorities, &chanceryv1.Authority{
-				Id: a.ID, Kind: string(a.Kind), State: string(a.State), Generation: a.Generation, Certificate: cert.Raw,
-			})
-		}
-		resp.Domains = append(resp.Domains, out)
-	}
-	return resp, nil
-}
-
-func sortedKeys[V any](m map[string]V) []string {
-	var keys []string
-	for k := range m {
-		keys = append(keys, k)
-	}
-	slices.Sort(keys)
-	return keys
-}
+// adminTimeout bounds a call to a running server.
+const adminTimeout = 10 * time.Second
 
 // askAdmin gets the authorities from a running server.
 func askAdmin(ctx context.Context, path string) (*chanceryv1.GetAuthoritiesResponse, error) {
+	ctx, cancel := context.WithTimeout(ctx, adminTimeout)
+	defer cancel()
 	conn, err := grpc.NewClient("unix:"+path, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		return nil, fmt.Errorf("connecting to admin socket %s: %w", path, err)

@@ -1,0 +1,92 @@
+package agent
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/chancery-project/chancery/cmd/chancery/process"
+	"github.com/chancery-project/chancery/csr/client"
+	"github.com/chancery-project/chancery/rotate"
+	"github.com/chancery-project/chancery/sds"
+)
+
+// Command returns `chancery agent`.
+func Command() *cobra.Command {
+	var file string
+	var logs process.LogFlags
+	cmd := &cobra.Command{
+		Use: "agent -c FILE", Short: "Fetch one identity, keep it fresh and serve it to proxies", Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			logger, err := logs.Logger(cmd.ErrOrStderr())
+			if err != nil {
+				return err
+			}
+			settings, err := Load(file)
+			if err != nil {
+				return err
+			}
+			return process.Ended(cmd.Context(), serve(cmd.Context(), settings, logger))
+		},
+	}
+	cmd.Flags().StringVarP(&file, "config", "c", "", "config file (YAML)")
+	logs.Add(cmd)
+	return cmd
+}
+
+// serve runs an agent until ctx ends.
+func serve(ctx context.Context, s *Settings, logger *slog.Logger) error {
+	registry := process.NewRegistry()
+	keeper := NewKeeper(client.Config{
+		Server: s.Server, Domain: s.id.Domain(), Roots: client.RootsFile(s.ServerRoots), Token: client.TokenFile(s.TokenFile),
+		Cluster: s.Cluster, ID: s.id, TTL: s.ttl,
+	}, logger, CountRenewals(registry))
+	source := SourceOf(keeper, s.naming)
+	server, err := sds.NewServer(sds.Config{
+		Files: s.Files, Logger: logger, Metrics: sds.NewMetrics(registry),
+		Attest: func(_ context.Context, p sds.Peer) (sds.Source, error) {
+			if !s.allowed(p.UID) {
+				return nil, &sds.Refused{Reason: "uid_not_allowed", Err: fmt.Errorf("uid %d is not in allowUIDs", p.UID)}
+			}
+			return source, nil
+		},
+	})
+	if err != nil {
+		return s.wrong(err)
+	}
+	registry.MustRegister(Expiries(func() []*rotate.Keeper { return []*rotate.Keeper{keeper} }))
+	metrics, l, err := s.listen()
+	if err != nil {
+		return err
+	}
+	logger.Info("agent serves", "socket", s.Socket, "metrics", metrics.Addr().String(), "spiffe_id", s.id.String())
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return keeper.Run(ctx) })
+	g.Go(func() error {
+		return process.HTTP{Metrics: registry, Ready: func() error { return ready(keeper) }}.Run(ctx, metrics)
+	})
+	g.Go(func() error { return server.Run(ctx, l) })
+	return g.Wait()
+}
+
+// listen opens the metrics address and the socket, and says where.
+func (s *Settings) listen() (metrics, socket net.Listener, err error) {
+	defer func() {
+		for _, l := range []net.Listener{metrics, socket} {
+			if err != nil && l != nil {
+				l.Close()
+			}
+		}
+	}()
+	if metrics, err = net.Listen("tcp", s.Metrics); err != nil {
+		return nil, nil, s.wrong(fmt.Errorf("metrics: %w", err))
+	}
+	if socket, err = sds.Listen(s.Socket); err != nil {
+		return metrics, nil, s.wrong(fmt.Errorf("socket: %w", err))
+	}
+	return metrics, socket, process.WriteAddrFile(s.AddrFile, fmt.Sprintf("metrics=%s\n", metrics.Addr()))
+}

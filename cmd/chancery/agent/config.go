@@ -1,0 +1,169 @@
+package agent
+
+import (
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/chancery-project/chancery/cmd/chancery/process"
+	"github.com/chancery-project/chancery/trust"
+)
+
+// DefaultSocket is where agents serve.
+const DefaultSocket = "/run/chancery/agent.sock"
+
+// Config is the file of `chancery agent -c FILE`. Relative paths count from the file's folder.
+type Config struct {
+	// Server is the gRPC address of the server, host:port. Required.
+	Server string `json:"server"`
+	// ServerRoots is a PEM file with the roots that vouch for the server, such as the roots.pem of `authority init`. It is
+	// read again for each connection. Required. Who can write it can pose as the server.
+	ServerRoots string `json:"serverRoots"`
+	// TrustDomain of server and identity. Default: that of Identity, from which it may not differ.
+	TrustDomain string `json:"trustDomain,omitempty"`
+	// Cluster is sent as clusterid. Default: not sent; the server then must know exactly one.
+	Cluster string `json:"cluster,omitempty"`
+	// TokenFile is the service-account token, read again for each request. Required. Who can read it can be this workload.
+	TokenFile string `json:"tokenFile"`
+	// Socket is where SDS and the Workload API are served, a Unix socket. Default /run/chancery/agent.sock. Its folder
+	// should belong to the agent's user: who can write there can pose as the agent.
+	Socket string `json:"socket,omitempty"`
+	// Identity is the SPIFFE ID to fetch and serve, such as spiffe://cluster.local/ns/foo/sa/web. Required.
+	Identity string `json:"identity"`
+	// AllowUIDs lists the Unix users that are served, besides root and the agent's own. Default none.
+	AllowUIDs []uint32 `json:"allowUIDs,omitempty"`
+	// SVIDTTL is the lifetime to ask for. Default: the server's.
+	SVIDTTL string `json:"svidTTL,omitempty"`
+	// Files lists folders whose PEM files are served as file-cert: and file-root: to every allowed user. Default none.
+	Files []string `json:"files,omitempty"`
+	// Naming lists which identities a service may have, for the SDS name service:NS/NAME. Default none: such names are
+	// unknown.
+	Naming []NamingConfig `json:"naming,omitempty"`
+	// Metrics is the HTTP address of /metrics, /healthz and /readyz, host:port. It is not authenticated. Default
+	// 127.0.0.1:9444. On a loopback address Go's profiles are served too, under /debug/pprof/.
+	Metrics string `json:"metrics,omitempty"`
+	// AddrFile, if set, is written once the agent listens: a line metrics=HOST:PORT.
+	AddrFile string `json:"addrFile,omitempty"`
+}
+
+// NamingConfig is one rule of secure naming.
+type NamingConfig struct {
+	// Service is the service's NAMESPACE/NAME. Required, and once in the list only.
+	Service string `json:"service"`
+	// Identities are the SPIFFE IDs that may serve it. At least one.
+	Identities []string `json:"identities"`
+}
+
+// Settings are a config file that was read and checked: defaults are set, paths absolute, values parsed.
+type Settings struct {
+	Config
+	file   string
+	id     trust.ID
+	ttl    time.Duration         // 0 = the server's default
+	naming map[string][]trust.ID // by NAMESPACE/NAME
+}
+
+// Load reads a config file.
+func Load(file string) (*Settings, error) {
+	data, err := process.ReadConfig(file)
+	if err != nil {
+		return nil, err
+	}
+	s := &Settings{file: file}
+	if err := process.DecodeConfig(data, &s.Config); err != nil {
+		return nil, s.wrong(err)
+	}
+	process.SetDefault(&s.Socket, DefaultSocket)
+	process.SetDefault(&s.Metrics, "127.0.0.1:9444")
+	paths := []*string{&s.ServerRoots, &s.TokenFile, &s.Socket, &s.AddrFile}
+	for i := range s.Files {
+		paths = append(paths, &s.Files[i])
+	}
+	if err := process.Absolute(file, paths...); err != nil {
+		return nil, err
+	}
+	for _, check := range []func() error{s.checkPresent, s.parse, s.parseNaming} {
+		if err := check(); err != nil {
+			return nil, s.wrong(err)
+		}
+	}
+	return s, nil
+}
+
+// wrong names the file of what is wrong in it.
+func (s *Settings) wrong(err error) error { return fmt.Errorf("config %s: %w", s.file, err) }
+
+func (s *Settings) checkPresent() error {
+	for _, f := range []struct{ name, value, like string }{
+		{"server", s.Server, "give the server's host:port"},
+		{"serverRoots", s.ServerRoots, "name the roots.pem that `chancery authority init` wrote"},
+		{"tokenFile", s.TokenFile, "name the file of the service-account token"},
+		{"identity", s.Identity, "give a SPIFFE ID like spiffe://cluster.local/ns/NS/sa/SA"},
+	} {
+		if f.value == "" {
+			return fmt.Errorf("%s is missing; %s", f.name, f.like)
+		}
+	}
+	if i := slices.Index(s.Files, ""); i >= 0 {
+		return fmt.Errorf("files[%d] is empty; name a folder, such as /etc/certs", i)
+	}
+	return nil
+}
+
+func (s *Settings) parse() (err error) {
+	if err := process.CheckAddress("server", s.Server); err != nil {
+		return err
+	}
+	if err := process.CheckAddress("metrics", s.Metrics); err != nil {
+		return err
+	}
+	if s.id, err = trust.ParseID(s.Identity); err != nil {
+		return fmt.Errorf("identity: %w", err)
+	}
+	if s.id.Reserved() {
+		return fmt.Errorf("identity: %s is one of Chancery's own, which no workload gets; give one like %s/ns/NS/sa/SA", s.id, s.id.Domain().URI())
+	}
+	if s.TrustDomain != "" {
+		domain, err := trust.ParseDomain(s.TrustDomain)
+		if err != nil {
+			return fmt.Errorf("trustDomain: %w", err)
+		}
+		if domain != s.id.Domain() {
+			return fmt.Errorf("trustDomain is %s, but identity %s is of %s; they should be the same", domain, s.id, s.id.Domain())
+		}
+	}
+	s.ttl, err = process.Duration("svidTTL", s.SVIDTTL)
+	return err
+}
+
+// parseNaming reads the rules of secure naming.
+func (s *Settings) parseNaming() error {
+	s.naming = map[string][]trust.ID{}
+	for i, n := range s.Naming {
+		ns, name, ok := strings.Cut(n.Service, "/")
+		if !ok || ns == "" || name == "" || strings.Contains(name, "/") {
+			return fmt.Errorf("naming[%d].service: %q should be NAMESPACE/NAME", i, n.Service)
+		}
+		if _, twice := s.naming[n.Service]; twice {
+			return fmt.Errorf("naming[%d].service: %q occurs twice; put all its identities into one list", i, n.Service)
+		}
+		if len(n.Identities) == 0 {
+			return fmt.Errorf("naming[%d].identities is empty, which does not mean anyone; list who may serve %s", i, n.Service)
+		}
+		for j, text := range n.Identities {
+			id, err := trust.ParseID(text)
+			if err != nil {
+				return fmt.Errorf("naming[%d].identities[%d]: %w", i, j, err)
+			}
+			s.naming[n.Service] = append(s.naming[n.Service], id)
+		}
+	}
+	return nil
+}
+
+// allowed reports whether a Unix user is served.
+func (s *Settings) allowed(uid uint32) bool {
+	return uid == 0 || int(uid) == os.Getuid() || slices.Contains(s.AllowUIDs, uid)
+}

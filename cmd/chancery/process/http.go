@@ -1,0 +1,81 @@
+package process
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/http/pprof"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+)
+
+// NewRegistry returns a registry of metrics that has those of the Go runtime and the process.
+func NewRegistry() *prometheus.Registry {
+	r := prometheus.NewRegistry()
+	r.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	return r
+}
+
+// HTTP is what a process shows over HTTP, without authentication.
+type HTTP struct {
+	Metrics prometheus.Gatherer // at /metrics
+	Ready   func() error        // for /readyz: what the process lacks to do its work, or nil
+}
+
+// Run serves until ctx ends. /healthz says that the process runs, /readyz that it can do its work. On a loopback
+// address it also serves Go's profiles.
+func (h HTTP) Run(ctx context.Context, l net.Listener) error {
+	s := &http.Server{
+		Handler: h.handler(l.Addr()), ReadHeaderTimeout: 5 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10,
+	}
+	stop := context.AfterFunc(ctx, func() { s.Close() })
+	defer stop()
+	if err := s.Serve(l); err != nil && !errors.Is(err, http.ErrServerClosed) {
+		return fmt.Errorf("serving metrics on %s: %w", l.Addr(), err)
+	}
+	return nil
+}
+
+func (h HTTP) handler(addr net.Addr) http.Handler {
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", promhttp.HandlerFor(h.Metrics, promhttp.HandlerOpts{MaxRequestsInFlight: 4}))
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
+	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
+		if err := h.Ready(); err != nil {
+			http.Error(w, err.Error(), http.StatusServiceUnavailable)
+			return
+		}
+		fmt.Fprintln(w, "ok")
+	})
+	if a, ok := addr.(*net.TCPAddr); ok && a.IP.IsLoopback() { // profiles show more than others should see
+		mux.HandleFunc("GET /debug/pprof/", pprof.Index)
+		mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
+		mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
+	}
+	return mux
+}
+
+// Expiries is a collector of the seconds that certificates have left, read at each scrape.
+type Expiries struct {
+	Name, Help string
+	Read       func() map[string]time.Time // certificate -> its end
+}
+
+func (e Expiries) desc() *prometheus.Desc {
+	return prometheus.NewDesc(e.Name, e.Help, []string{"certificate"}, nil)
+}
+
+// Describe implements prometheus.Collector.
+func (e Expiries) Describe(ch chan<- *prometheus.Desc) { ch <- e.desc() }
+
+// Collect implements prometheus.Collector.
+func (e Expiries) Collect(ch chan<- prometheus.Metric) {
+	for name, end := range e.Read() {
+		ch <- prometheus.MustNewConstMetric(e.desc(), prometheus.GaugeValue, time.Until(end).Seconds(), name)
+	}
+}

@@ -1,0 +1,187 @@
+package process
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+type inner struct {
+	Name  string  `json:"name"`
+	Rate  float64 `json:"rate,omitempty"`
+	Count int     `json:"count,omitempty"`
+	On    bool    `json:"enabled,omitempty"`
+}
+
+type outer struct {
+	Title string   `json:"title"`
+	List  []inner  `json:"list,omitempty"`
+	Words []string `json:"words,omitempty"`
+	UIDs  []uint32 `json:"uids,omitempty"`
+	One   *inner   `json:"one,omitempty"`
+}
+
+func TestDecodeConfigErrorsNameTheField(t *testing.T) {
+	for _, c := range []struct{ yaml, want string }{
+		{"titel: x", `there is no field "titel"; known are title, list, words, uids, one`},
+		{"Title: x", `there is no field "Title"`},
+		{"list: [{name: a}, {nam: b}]", `there is no field "list[1].nam"; known are name, rate, count, enabled`},
+		{"one: {x/y: 1}", `there is no field "one.x/y"`},
+		{"title: 3", "title should be text; put it in quotes"},
+		{"list: {name: a}", "list should be a list"},
+		{"list: [a]", "list[0] should be a group of fields, such as name, rate"},
+		{"list: [{rate: fast}]", "list[0].rate should be a number"},
+		{"list: [{count: 1.5}]", "list[0].count should be a whole number"},
+		{"list: [{enabled: maybe}]", "list[0].enabled should be true or false"},
+		{"uids: [-1]", "uids[0] should be a whole number from 0"},
+		{"title: a\ntitle: b", `line 2: key "title" occurs twice`},
+		{"- a", "it should hold fields, such as title, list"},
+		{"a: b: c", "mapping values are not allowed"},
+	} {
+		err := DecodeConfig([]byte(c.yaml), new(outer))
+		if err == nil || !strings.Contains(err.Error(), c.want) || strings.Contains(err.Error(), "\n") {
+			t.Errorf("%q: got %v, want %q in one line", c.yaml, err, c.want)
+		}
+	}
+	var o outer
+	if err := DecodeConfig([]byte("title: x\nlist: [{name: a, rate: 2, count: 3, enabled: true}]\nuids: [0, 7]\n"), &o); err != nil {
+		t.Fatal(err)
+	}
+	if o.Title != "x" || o.List[0] != (inner{"a", 2, 3, true}) || len(o.UIDs) != 2 {
+		t.Errorf("got %+v", o)
+	}
+}
+
+func TestReadConfig(t *testing.T) {
+	big := filepath.Join(t.TempDir(), "big.yaml")
+	if err := os.WriteFile(big, make([]byte, maxConfig+1), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for path, want := range map[string]string{"": "use -c FILE", big: "larger than", "/nonexistent": "no such file", t.TempDir(): "is a directory"} {
+		if _, err := ReadConfig(path); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: got %v, want %q", path, err, want)
+		}
+	}
+}
+
+func TestValues(t *testing.T) {
+	for in, want := range map[string]time.Duration{"": 0, "90s": 90 * time.Second, "24h": 24 * time.Hour} {
+		if d, err := Duration("f", in); err != nil || d != want {
+			t.Errorf("%q: got %s, %v", in, d, err)
+		}
+	}
+	for _, in := range []string{"90", "1d", "-1s", "x"} {
+		if _, err := Duration("clusters[0].maxRenewalAge", in); err == nil || !strings.HasPrefix(err.Error(), "clusters[0].maxRenewalAge: ") || !strings.Contains(err.Error(), "like 90s") {
+			t.Errorf("%q: got %v", in, err)
+		}
+	}
+	for addr, ok := range map[string]bool{"127.0.0.1:0": true, ":8443": true, "[::1]:443": true, "host:x": false, "host": false, "1.2.3.4:99999": false, "": false} {
+		if err := CheckAddress("listen", addr); (err == nil) != ok {
+			t.Errorf("%q: got %v", addr, err)
+		}
+	}
+	rel, abs, none := "a/b", "/c", ""
+	t.Chdir(t.TempDir())
+	if err := Absolute("conf/server.yaml", &rel, &abs, &none); err != nil {
+		t.Fatal(err)
+	}
+	wd, err := os.Getwd()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if rel != filepath.Join(wd, "conf/a/b") || abs != "/c" || none != "" {
+		t.Errorf("got %q %q %q", rel, abs, none)
+	}
+}
+
+func TestProfilesOnLoopbackOnly(t *testing.T) {
+	var missing error
+	h := HTTP{Metrics: NewRegistry(), Ready: func() error { return missing }}
+	get := func(host, path string) int {
+		w := httptest.NewRecorder()
+		h.handler(&net.TCPAddr{IP: net.ParseIP(host), Port: 1}).ServeHTTP(w, httptest.NewRequest(http.MethodGet, path, nil))
+		return w.Code
+	}
+	for host, want := range map[string]int{"127.0.0.1": 200, "::1": 200, "0.0.0.0": 404, "::": 404, "192.0.2.1": 404} {
+		if got := get(host, "/debug/pprof/goroutine"); got != want {
+			t.Errorf("profiles on %s: status %d, want %d", host, got, want)
+		}
+		if got := get(host, "/metrics"); got != 200 {
+			t.Errorf("metrics on %s: status %d", host, got)
+		}
+	}
+	if get("::", "/readyz") != 200 || get("::", "/healthz") != 200 {
+		t.Error("not ready though nothing is missing")
+	}
+	missing = errors.New("something")
+	if get("::", "/readyz") != 503 || get("::", "/healthz") != 200 {
+		t.Error("ready though something is missing, or not healthy for it")
+	}
+}
+
+func TestEnded(t *testing.T) {
+	running := t.Context()
+	stopped, stop := context.WithCancel(running)
+	stop()
+	real := errors.New("disk full")
+	for _, err := range []error{context.Canceled, fmt.Errorf("serving: %w", net.ErrClosed), grpc.ErrServerStopped, status.Error(codes.Canceled, "x"), nil} {
+		if Ended(stopped, err) != nil {
+			t.Errorf("%v counts as an error after the end", err)
+		}
+		if Ended(running, err) != err {
+			t.Errorf("%v is lost before the end", err)
+		}
+	}
+	if Ended(stopped, real) != real {
+		t.Error("a real error is lost after the end")
+	}
+}
+
+func TestReplaceFile(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "f")
+	if err := os.WriteFile(path+".new", []byte("of a crash"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for _, text := range []string{"one", "two"} {
+		if err := ReplaceFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		data, err := os.ReadFile(path)
+		info, _ := os.Stat(path)
+		if err != nil || string(data) != text || info.Mode() != 0o600 {
+			t.Errorf("got %q %v %v", data, info.Mode(), err)
+		}
+	}
+	if err := ReplaceFile("/nonexistent/f", nil, 0o600); err == nil || !strings.Contains(err.Error(), "/nonexistent/f") {
+		t.Errorf("got %v", err)
+	}
+	if err := WriteAddrFile("", "x"); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestOutput(t *testing.T) {
+	if got := Printable("CN=a\x1b[2Jb\r\nc é"); got != "CN=a\uFFFD[2Jb\uFFFD\uFFFDc é" {
+		t.Errorf("got %q", got)
+	}
+	if err := CheckFormat("xml", "text", "json"); err == nil || !strings.Contains(err.Error(), "use text, json") {
+		t.Errorf("got %v", err)
+	}
+	for _, f := range []LogFlags{{"loud", "text"}, {"info", "xml"}} {
+		if _, err := f.Logger(t.Output()); err == nil || !strings.Contains(err.Error(), "use ") {
+			t.Errorf("%+v: got %v", f, err)
+		}
+	}
+}

@@ -1,0 +1,275 @@
+package server
+
+import (
+	"context"
+	"crypto"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/chancery-project/chancery/ca"
+	"github.com/chancery-project/chancery/ca/audit"
+	"github.com/chancery-project/chancery/ca/authority"
+	"github.com/chancery-project/chancery/ca/keys"
+	"github.com/chancery-project/chancery/ca/store"
+	"github.com/chancery-project/chancery/cmd/chancery/process"
+	"github.com/chancery-project/chancery/csr"
+	"github.com/chancery-project/chancery/rotate"
+	"github.com/chancery-project/chancery/trust"
+)
+
+// Server is all that `chancery server` runs. Open makes it, Listen and Run use it, Close ends it.
+type Server struct {
+	settings  *Settings
+	logger    *slog.Logger
+	log       *audit.Log
+	store     *store.SQLite
+	authority *authority.Keeper
+	clusters  []*cluster
+	sampler   *ca.Sampler
+	keeper    *rotate.Keeper // of the server's own certificate
+	grpc      *csr.Server
+	registry  *prometheus.Registry
+	listener  net.Listener // set by Listen
+	metrics   net.Listener // set by Listen
+	admin     net.Listener // set by Listen
+}
+
+// Open puts a server together. What it cannot work without is an error here, before anything listens; what is wrong in
+// the config, before the state and the audit log are touched.
+func Open(ctx context.Context, settings *Settings, logger *slog.Logger) (_ *Server, err error) {
+	s := &Server{settings: settings, logger: logger, registry: process.NewRegistry()}
+	defer func() {
+		if err != nil {
+			s.Close()
+		}
+	}()
+	var byName map[string]csr.ClusterConfig
+	if s.clusters, byName, err = openClusters(settings, logger, s.registry); err != nil {
+		return nil, err
+	}
+	if err := s.openState(ctx); err != nil {
+		return nil, err
+	}
+	s.sampler = newSampler(s.registry, logger)
+	service, err := csr.NewService(csr.Config{
+		Domain: settings.domain, Issuer: s.authority.Issuer, Profile: settings.profile, Clusters: byName, Admission: settings.admission,
+		Log: s.log, Sampler: s.sampler, Logger: logger, Metrics: csr.NewMetrics(s.registry),
+	})
+	if err != nil {
+		return nil, err
+	}
+	s.keeper = rotate.NewKeeper(rotate.KeeperConfig{ID: trust.SystemID(settings.domain, "server"), Issue: s.issueOwn, Logger: logger})
+	s.grpc = csr.NewServer(service, s.own)
+	s.registry.MustRegister(process.Expiries{Help: "Seconds until a certificate of the authority ends, by certificate.",
+		Name: "chancery_ca_certificate_expiry_seconds", Read: s.authority.Expiries})
+	return s, nil
+}
+
+// openState opens store, sealing key, audit log and authority; the caller closes s on error.
+func (s *Server) openState(ctx context.Context) (err error) {
+	c := s.settings
+	if s.store, err = store.OpenSQLite(ctx, c.State.SQLite); err != nil {
+		return c.explainStore(err)
+	}
+	sealer, err := keys.LoadSealer(c.State.SealingKey)
+	if err != nil {
+		return err
+	}
+	if s.log, err = audit.Open(c.AuditLog); err != nil {
+		return err
+	}
+	if err := s.log.Append(audit.Record{Event: audit.Started, Detail: "server of trust domain " + c.TrustDomain}); err != nil {
+		return err
+	}
+	s.authority, err = authority.Open(ctx, authority.Config{
+		Domain: c.domain, Store: s.store, Sealer: sealer, Log: s.log, Logger: s.logger, Plugged: c.Issuer.plugged(),
+		Profiles: []*ca.Profile{c.profile, ca.ServerProfile()},
+	})
+	return err
+}
+
+func newSampler(reg prometheus.Registerer, logger *slog.Logger) *ca.Sampler {
+	found := prometheus.NewCounter(prometheus.CounterOpts{
+		Name: "chancery_ca_lint_findings_total", Help: "Issued certificates of the background sample that failed an RFC lint. Each is a bug.",
+	})
+	reg.MustRegister(found)
+	return &ca.Sampler{Logger: logger, Found: found.Inc}
+}
+
+// Registry returns where the server's metrics are registered.
+func (s *Server) Registry() *prometheus.Registry { return s.registry }
+
+// Bundle returns the roots that the server issues under.
+func (s *Server) Bundle() (*trust.Bundle, error) {
+	issuer, err := s.authority.Issuer()
+	if err != nil {
+		return nil, err
+	}
+	return issuer.Bundle(), nil
+}
+
+// issueOwn issues the server's own certificate from its own issuer, by the same two steps as all others.
+func (s *Server) issueOwn(ctx context.Context, key crypto.Signer) (rotate.Issued, error) {
+	issuer, err := s.authority.Issuer()
+	if err != nil {
+		return rotate.Issued{}, err
+	}
+	token, err := issuer.Prepare(ca.ServerProfile(), ca.Request{
+		ID: trust.SystemID(issuer.Domain(), "server"), PublicKey: key.Public(), DNSNames: s.settings.dns, IPs: s.settings.ips,
+		Requester: audit.Requester{Method: "server certificate"},
+	})
+	if err != nil {
+		return rotate.Issued{}, err
+	}
+	cert, err := issuer.Issue(ctx, token)
+	if err != nil {
+		return rotate.Issued{}, err
+	}
+	leaf, err := x509.ParseCertificate(cert.DER)
+	if err != nil {
+		return rotate.Issued{}, err
+	}
+	return rotate.Issued{Chain: append([]*x509.Certificate{leaf}, issuer.Chain()...), Bundle: issuer.Bundle()}, nil
+}
+
+func (s *Server) own() *trust.Identity {
+	id, _ := s.keeper.Current()
+	return id
+}
+
+// ready returns nil if certificates can be issued, else what is missing.
+func (s *Server) ready() error {
+	own := s.own()
+	if own == nil {
+		return errors.New("the server has no certificate of its own yet")
+	}
+	if end := own.NotAfter(); time.Now().After(end) {
+		return fmt.Errorf("the server's own certificate ended at %s", end.UTC().Format(time.RFC3339))
+	}
+	if _, err := s.authority.Issuer(); err != nil {
+		return err
+	}
+	for _, c := range s.clusters {
+		if err := c.blocks(); err != nil {
+			return err
+		}
+	}
+	return s.log.Err()
+}
+
+// Listen opens the two addresses and the admin socket, so that one in use is an error before anything runs.
+func (s *Server) Listen() (listen, metrics net.Addr, err error) {
+	if s.listener, err = net.Listen("tcp", s.settings.Listen); err != nil {
+		return nil, nil, s.settings.wrong(fmt.Errorf("listen: %w", err))
+	}
+	if s.metrics, err = net.Listen("tcp", s.settings.Metrics); err != nil {
+		return nil, nil, s.settings.wrong(fmt.Errorf("metrics: %w", err))
+	}
+	if s.admin, err = listenAdmin(s.settings.adminSocket()); err != nil {
+		return nil, nil, err
+	}
+	return s.listener.Addr(), s.metrics.Addr(), nil
+}
+
+// Run serves until ctx ends, on what Listen opened. Started, if not nil, is called once the server is ready for the
+// first time.
+func (s *Server) Run(ctx context.Context, started func()) error {
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return s.authority.Run(ctx) })
+	g.Go(func() error { return s.sampler.Run(ctx) })
+	g.Go(func() error { return s.keeper.Run(ctx) })
+	for _, c := range s.clusters {
+		g.Go(func() error { return c.run(ctx) })
+	}
+	g.Go(func() error { return process.HTTP{Metrics: s.registry, Ready: s.ready}.Run(ctx, s.metrics) })
+	g.Go(func() error { return serveAdmin(ctx, s.admin, adminService{authority: s.authority, log: s.log}) })
+	g.Go(func() error { return s.reopenLog(ctx) })
+	g.Go(func() error { return s.watchReady(ctx, started) })
+	g.Go(func() error { return s.grpc.Run(ctx, s.listener) })
+	return g.Wait()
+}
+
+// watchReady keeps gRPC health in step with readiness and writes the address file.
+func (s *Server) watchReady(ctx context.Context, started func()) error {
+	addrs := fmt.Sprintf("listen=%s\nmetrics=%s\n", s.listener.Addr(), s.metrics.Addr())
+	if err := process.WriteAddrFile(s.settings.AddrFile, addrs); err != nil {
+		return err
+	}
+	ticker := time.NewTicker(100 * time.Millisecond)
+	defer ticker.Stop()
+	var was error = errors.New("starting")
+	for {
+		s.retryLog()
+		for _, c := range s.clusters {
+			c.note(s.logger)
+		}
+		err := s.ready()
+		s.grpc.SetReady(err == nil)
+		switch {
+		case err == nil && was != nil:
+			s.logger.Info("ready", "listen", s.listener.Addr().String(), "metrics", s.metrics.Addr().String())
+			ticker.Reset(time.Second)
+			if started != nil {
+				started()
+				started = nil
+			}
+		case err != nil && was == nil:
+			s.logger.Error("not ready any more", "reason", err.Error())
+		}
+		was = err
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-ticker.C:
+		}
+	}
+}
+
+// retryLog writes a line to a log that failed before: a server that is not ready gets no requests whose lines would
+// show that the disk has room again.
+func (s *Server) retryLog() {
+	if s.log.Err() != nil && s.log.Append(audit.Record{Event: audit.Started, Detail: "the audit log can be written again"}) == nil {
+		s.logger.Info("the audit log can be written again")
+	}
+}
+
+// reopenLog opens the audit log anew on SIGHUP, for tools that move log files away.
+func (s *Server) reopenLog(ctx context.Context) error {
+	hup := make(chan os.Signal, 1)
+	signal.Notify(hup, syscall.SIGHUP)
+	defer signal.Stop(hup)
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-hup:
+			s.log.Reopen()
+			s.logger.Info("audit log reopened")
+		}
+	}
+}
+
+// Close ends what Open and Listen opened. It works on a server that is only half made.
+func (s *Server) Close() {
+	for _, l := range []net.Listener{s.listener, s.metrics, s.admin} {
+		if l != nil {
+			l.Close()
+		}
+	}
+	if s.log != nil {
+		s.log.Close()
+	}
+	if s.store != nil {
+		s.store.Close()
+	}
+}

@@ -1,0 +1,215 @@
+package server
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/chancery-project/chancery/ca"
+	"github.com/chancery-project/chancery/ca/authority"
+	"github.com/chancery-project/chancery/ca/files"
+	"github.com/chancery-project/chancery/ca/store"
+	"github.com/chancery-project/chancery/cmd/chancery/process"
+	"github.com/chancery-project/chancery/csr"
+	"github.com/chancery-project/chancery/csr/kube"
+	"github.com/chancery-project/chancery/trust"
+)
+
+// Settings are a config file that was read and checked: defaults are set, paths absolute, values parsed.
+type Settings struct {
+	Config
+	file        string
+	domain      trust.Domain
+	profile     *ca.Profile
+	admission   csr.AdmissionConfig
+	dns         []string // with ips, what the server's certificate names
+	ips         []netip.Addr
+	reviews     []kube.Mode     // parallel to Clusters
+	renewalAges []time.Duration // likewise; 0 = the default
+}
+
+// Load reads a config file.
+func Load(file string) (*Settings, error) {
+	data, err := process.ReadConfig(file)
+	if err != nil {
+		return nil, err
+	}
+	return parseConfig(data, file)
+}
+
+// parseConfig reads a config as if it lay in the file.
+func parseConfig(data []byte, file string) (*Settings, error) {
+	s := &Settings{file: file}
+	if err := process.DecodeConfig(data, &s.Config); err != nil {
+		return nil, s.wrong(err)
+	}
+	if err := s.setDefaults(file); err != nil {
+		return nil, err
+	}
+	for _, check := range []func() error{s.parse, s.checkPresent, s.parseClusters, s.parseAdmission, s.parseNames} {
+		if err := check(); err != nil {
+			return nil, s.wrong(err)
+		}
+	}
+	return s, nil
+}
+
+// wrong names the file of what is wrong in it.
+func (s *Settings) wrong(err error) error { return fmt.Errorf("config %s: %w", s.file, err) }
+
+// explainStore says what to do about a state that cannot be opened.
+func (s *Settings) explainStore(err error) error {
+	switch {
+	case errors.Is(err, store.ErrMissing):
+		return fmt.Errorf("%w: run `chancery authority init -c %s` once", err, s.file)
+	case errors.Is(err, store.ErrLocked):
+		return fmt.Errorf("%w, which is a server or another command; stop it, or name another file in state.sqlite of %s", err, s.file)
+	}
+	return err
+}
+
+// rootsFile is where `authority init` writes the roots, for agents: beside the state.
+func (s *Settings) rootsFile() string { return s.beside("roots.pem") }
+
+// adminSocket lies beside the state (decision D14).
+func (s *Settings) adminSocket() string { return s.beside("admin.sock") }
+
+func (s *Settings) beside(name string) string {
+	return filepath.Join(filepath.Dir(s.State.SQLite), name)
+}
+
+func (s *Settings) parse() (err error) {
+	if s.domain, err = trust.ParseDomain(s.TrustDomain); err != nil {
+		return fmt.Errorf("trustDomain: %w", err)
+	}
+	if s.profile, err = ca.NewProfile("workload", s.Profile); err != nil {
+		return fmt.Errorf("profile: %w", err)
+	}
+	if err := process.CheckAddress("listen", s.Listen); err != nil {
+		return err
+	}
+	return process.CheckAddress("metrics", s.Metrics)
+}
+
+func (s *Settings) checkPresent() error {
+	switch {
+	case s.State.SQLite == "":
+		return errors.New("state.sqlite is missing; name a file, such as state.db")
+	case s.AuditLog == "":
+		return errors.New("auditLog is missing; name a file, such as audit.jsonl")
+	case len(s.Clusters) == 0:
+		return errors.New("clusters is empty, so nobody could ask for a certificate; it should list whose tokens are accepted")
+	case s.Issuer != nil && s.Issuer.CACerts != "" && s.Issuer.TLS != "":
+		return errors.New("issuer: cacerts and tls are both set; set the one whose layout the folder has")
+	case s.Issuer != nil && s.Issuer.CACerts == "" && s.Issuer.TLS == "":
+		return errors.New("issuer: set cacerts or tls to a folder, or leave issuer out")
+	}
+	return nil
+}
+
+// parseClusters checks what concerns this file alone; kube.New checks each cluster as a whole.
+func (s *Settings) parseClusters() error {
+	seen := map[string]int{}
+	for i, c := range s.Clusters {
+		field := fmt.Sprintf("clusters[%d]", i)
+		if first, twice := seen[c.Name]; twice {
+			return fmt.Errorf("%s.name: %q is the name of clusters[%d] already; each needs its own", field, c.Name, first)
+		}
+		seen[c.Name] = i
+		if c.Kubeconfig != "" && c.InCluster {
+			return fmt.Errorf("%s: kubeconfig and inCluster are both set; set one", field)
+		}
+		mode, err := kube.ParseMode(c.TokenReview)
+		if err != nil {
+			return fmt.Errorf("%s: %w", field, err)
+		}
+		age, err := process.Duration(field+".maxRenewalAge", c.MaxRenewalAge)
+		if err != nil {
+			return err
+		}
+		s.reviews, s.renewalAges = append(s.reviews, mode), append(s.renewalAges, age)
+	}
+	return nil
+}
+
+func (s *Settings) parseAdmission() error {
+	c := s.Admission
+	wait, err := process.Duration("admission.maxWait", c.MaxWait)
+	if err != nil {
+		return err
+	}
+	if c.MaxInFlight < 0 || c.MaxQueue < 0 {
+		return errors.New("admission: maxInFlight and maxQueue should not be negative; 0 or absent means the default")
+	}
+	for _, r := range []struct {
+		name string
+		rate RateConfig
+	}{{"perIdentity", c.PerIdentity}, {"perNode", c.PerNode}, {"global", c.Global}} {
+		if r.rate != (RateConfig{}) && (r.rate.PerSecond <= 0 || r.rate.Burst < 0) {
+			return fmt.Errorf("admission.%s: perSecond should be above 0, and burst not negative; leave %[1]s out for no bound", r.name)
+		}
+	}
+	s.admission = csr.AdmissionConfig{
+		MaxInFlight: c.MaxInFlight, MaxQueue: c.MaxQueue, MaxWait: wait,
+		PerIdentity: csr.Rate(c.PerIdentity), PerNode: csr.Rate(c.PerNode), Global: csr.Rate(c.Global),
+	}
+	return nil
+}
+
+// parseNames splits the server's names into DNS names and IPs.
+func (s *Settings) parseNames() error {
+	names := s.ServerNames
+	if len(names) == 0 {
+		host, _, err := net.SplitHostPort(s.Listen)
+		if err != nil {
+			return fmt.Errorf("listen: %w", err)
+		}
+		names = []string{"localhost"}
+		if ip, err := netip.ParseAddr(host); host != "" && (err != nil || !ip.IsUnspecified()) {
+			names = append(names, host)
+		}
+	}
+	seen := map[string]bool{}
+	for i, n := range names {
+		if seen[n] {
+			continue
+		}
+		seen[n] = true
+		ip, err := netip.ParseAddr(n)
+		switch {
+		case err == nil && !ip.IsUnspecified() && ip.Zone() == "":
+			s.ips = append(s.ips, ip.Unmap())
+		case err != nil && isHostName(n):
+			s.dns = append(s.dns, n)
+		default:
+			return fmt.Errorf("serverNames[%d]: %q is no name that clients can reach a server by; give DNS names such as chancery.example, or IPs", i, n)
+		}
+	}
+	return nil
+}
+
+func isHostName(s string) bool {
+	if len(s) > 253 {
+		return false
+	}
+	for label := range strings.SplitSeq(s, ".") {
+		if label == "" || len(label) > 63 || strings.Trim(label, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_") != "" {
+			return false
+		}
+	}
+	return true
+}
+
+func (c *IssuerConfig) plugged() *authority.Plugged {
+	switch {
+	case c == nil:
+		return nil
+	case c.CACerts != "":
+		return &authority.Plugged{Dir: c.CACerts, Layout: files.CACerts}
+	}
+	return &authority.Plugged{Dir: c.TLS, Layout: files.TLS}
+}

@@ -63,6 +63,7 @@ type Denial struct {
 	RetryAfter time.Duration // how long to wait before another try; 0 = say nothing of it
 }
 
+// Error returns the reason and the detail.
 func (d *Denial) Error() string { return d.Reason + ": " + d.Detail }
 
 // Reasons of denials. They are stable: dashboards, audit readers and clients match on them.

@@ -6,5 +6,6 @@
 //
 // It refuses to take an identity from the CSR (invariant 2): of a CSR only the public key is used, and names in it
 // that differ from the derived identity are a denial. Every refusal has a stable reason that is the same in the audit
-// log, the metrics and the status details. Kubernetes is known only to csr/kube, behind the interface Cluster.
+// log, the metrics and the status details. Kubernetes is known only to csr/kube, and the shape of its tokens to csr/jwt,
+// behind the interface Cluster.
 package csr

@@ -119,10 +119,9 @@ func (s *Server) newGRPC(creds credentials.TransportCredentials) (*grpc.Server, 
 		grpc.Creds(creds),
 		grpc.MaxRecvMsgSize(1<<20),
 		grpc.MaxConcurrentStreams(4096), // an Envoy opens a stream for each secret
-		// A node has many connections that are silent nearly always: small buffers, and those for writing shared.
+		// A node has many connections that are silent nearly always: small buffers.
 		grpc.ReadBufferSize(1<<10),
 		grpc.WriteBufferSize(16<<10),
-		grpc.SharedWriteBuffer(true),
 		grpc.ChainUnaryInterceptor(guardUnary),
 		grpc.ChainStreamInterceptor(guardStream),
 	)

@@ -18,11 +18,12 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/apimachinery/pkg/types"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
-	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
+
+	"github.com/chancery-project/chancery/csr/jwt/jwttest"
 )
 
 // TestMain takes out client-go's global error handlers: one sleeps until a millisecond after the last error, which may
@@ -51,13 +52,13 @@ type apiServer struct {
 }
 
 func newAPIServer(t testing.TB) *apiServer {
-	return &apiServer{t: t, pods: map[string]*corev1.Pod{}, watches: map[chan metav1.WatchEvent]bool{}, calls: map[string]int{}, jwks: jwks(t, "rsa", "p256")}
+	return &apiServer{t: t, pods: map[string]*corev1.Pod{}, watches: map[chan metav1.WatchEvent]bool{}, calls: map[string]int{}, jwks: jwttest.KeySet(t, "rsa", "p256")}
 }
 
 // client returns a client that calls the server without a network, so that it works in a synctest bubble.
-func (s *apiServer) client(t testing.TB) *kubernetes.Clientset {
+func (s *apiServer) client(t testing.TB) *Client {
 	t.Helper()
-	c, err := kubernetes.NewForConfig(&rest.Config{Host: "http://api.invalid", Transport: inMemory{s}, QPS: -1})
+	c, err := newClient(&rest.Config{Host: "http://api.invalid", Transport: inMemory{s}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -116,7 +117,7 @@ func (s *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 func (s *apiServer) serveReview(w http.ResponseWriter, r *http.Request) {
 	body, _ := io.ReadAll(r.Body)
 	var tr authn.TokenReview
-	if _, _, err := scheme.Codecs.UniversalDeserializer().Decode(body, nil, &tr); err != nil {
+	if _, _, err := serializer.NewCodecFactory(kinds()).UniversalDeserializer().Decode(body, nil, &tr); err != nil {
 		s.t.Errorf("reading a TokenReview: %v", err)
 	}
 	s.mu.Lock()
@@ -272,7 +273,7 @@ func (s *apiServer) cut() {
 	}
 }
 
-// testPod is the pod that claims() is bound to.
+// testPod is the pod that jwttest.Claims() is bound to.
 func testPod(changes ...func(*corev1.Pod)) *corev1.Pod {
 	p := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "foo", Name: "web-0", UID: "uid-0"},

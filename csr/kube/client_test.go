@@ -11,6 +11,8 @@ import (
 	"testing"
 
 	"github.com/go-jose/go-jose/v4"
+
+	"github.com/chancery-project/chancery/csr/jwt/jwttest"
 )
 
 func kubeconfig(t *testing.T, server, cluster string) string {
@@ -37,10 +39,10 @@ func TestNewClient(t *testing.T) {
 		t.Fatal(err)
 	}
 	c := newCluster(t, Config{Client: client, TokenReview: Fallback})
-	if _, err := c.Authenticate(t.Context(), sign(t, "p256", "p256", jose.ES256, claims())); err != nil {
+	if _, err := c.Authenticate(t.Context(), jwttest.Sign(t, "p256", "p256", jose.ES256, jwttest.Claims())); err != nil {
 		t.Errorf("with keys: %v", err)
 	}
-	if _, err := c.Authenticate(t.Context(), sign(t, "ed", "ed", jose.EdDSA, claims())); err != nil {
+	if _, err := c.Authenticate(t.Context(), jwttest.Sign(t, "ed", "ed", jose.EdDSA, jwttest.Claims())); err != nil {
 		t.Errorf("with TokenReview: %v", err)
 	}
 	if s.count("jwks") != 1 || s.count("get") != 2 || s.count("review") != 1 {

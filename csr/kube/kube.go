@@ -4,18 +4,18 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
+	"os"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc/codes"
-	"k8s.io/apimachinery/pkg/util/validation"
-	"k8s.io/client-go/kubernetes"
 
 	"github.com/chancery-project/chancery/csr"
+	"github.com/chancery-project/chancery/csr/jwt"
 )
 
 // Mode says when a token goes to the API server's TokenReview.
@@ -44,6 +44,7 @@ func ParseMode(s string) (Mode, error) {
 	return Never, fmt.Errorf("tokenReview is %.40q; it should be never, fallback or always", s)
 }
 
+// String returns the mode as configs spell it.
 func (m Mode) String() string {
 	return [...]string{"never", "fallback", "always"}[m]
 }
@@ -52,10 +53,8 @@ func (m Mode) String() string {
 type Config struct {
 	// Name is the cluster's name, as callers send it in the clusterid header.
 	Name string
-	// Issuer is the exact "iss" of the cluster's tokens, such as https://kubernetes.default.svc.
-	Issuer string
-	// Audiences holds what tokens must be meant for; one of them is enough. The issuer itself is refused here: it is
-	// the audience of the API server, so every pod's default token would do.
+	// Issuer and Audiences are those of [jwt.Config].
+	Issuer    string
 	Audiences []string
 	// JWKSFile holds the cluster's public keys, a JSON Web Key Set. It is read again every 2 s; a bad one leaves the
 	// last good keys in force. Empty: the keys come from Client. Trusted: who can change it can be anybody in the
@@ -63,7 +62,7 @@ type Config struct {
 	JWKSFile string
 	// Client talks to the cluster's API server; see NewClient. With it pods are watched. Nil: nothing is watched, and a
 	// token is good until it expires, whatever became of its pod. Trusted like JWKSFile.
-	Client kubernetes.Interface
+	Client *Client
 	// TokenReview says when the API server is asked about a token. Fallback and Always need Client.
 	TokenReview Mode
 	// NodeAgents lists the service accounts, as "namespace/name", that may ask for other pods of their node. Without
@@ -82,17 +81,15 @@ type Config struct {
 // use. Until Run runs, keys from the API server and pods are fetched one by one, as calls need them.
 type Cluster struct {
 	name      string
-	issuer    string
 	audiences []string
 	mode      Mode
 	unbound   bool // tokens without a pod are accepted
 	agents    map[string]bool
 
-	client  kubernetes.Interface // nil if the cluster has no API server for us
-	keys    *keyring             // nil with Always
-	cache   *verdicts
+	tokens  *jwt.Verifier
+	client  *Client   // nil if the cluster has no API server for us
 	pods    *podWatch // nil if pods are not watched
-	reviews calls[*verdict]
+	reviews calls[jwt.Answer]
 	gets    calls[*pod]
 	lists   calls[podList]
 
@@ -111,10 +108,24 @@ const (
 	podTimeout    = 2 * time.Second
 )
 
+// How often keys are loaded.
+const (
+	filePoll = 2 * time.Second
+	apiPoll  = 5 * time.Minute
+)
+
 // New checks the configuration and reads the key file, if there is one. Call Run to keep keys and pods up to date.
 func New(cfg Config) (*Cluster, error) {
-	if err := cfg.check(); err != nil {
+	c, err := build(cfg)
+	if err != nil {
 		return nil, fmt.Errorf("cluster %.80q: %w", cfg.Name, err)
+	}
+	return c, nil
+}
+
+func build(cfg Config) (*Cluster, error) {
+	if err := cfg.check(); err != nil {
+		return nil, err
 	}
 	log := cfg.Logger
 	if log == nil {
@@ -122,14 +133,12 @@ func New(cfg Config) (*Cluster, error) {
 	}
 	c := &Cluster{
 		name:      cfg.Name,
-		issuer:    cfg.Issuer,
 		audiences: slices.Clone(cfg.Audiences),
 		mode:      cfg.TokenReview,
 		unbound:   cfg.AllowUnboundTokens || cfg.Client == nil,
 		agents:    map[string]bool{},
 		client:    cfg.Client,
-		cache:     newVerdicts(maxVerdicts),
-		reviews:   newCalls[*verdict](maxReviews, reviewTimeout),
+		reviews:   newCalls[jwt.Answer](maxReviews, reviewTimeout),
 		gets:      newCalls[*pod](maxGets, podTimeout),
 		lists:     newCalls[podList](maxLists, podTimeout),
 		log:       log.With("cluster", cfg.Name),
@@ -140,38 +149,47 @@ func New(cfg Config) (*Cluster, error) {
 	if len(c.agents) > 0 && cfg.Client == nil {
 		c.log.Warn("node agents are configured, but no pods are watched: their requests for other pods will be denied")
 	}
-	if cfg.TokenReview != Always {
-		c.keys = newKeyring(cfg.JWKSFile, cfg.Client, c.log)
-		if cfg.JWKSFile != "" {
-			if err := c.keys.reload(context.Background()); err != nil {
-				return nil, fmt.Errorf("cluster %.80q: jwksFile: %w", cfg.Name, err)
-			}
+	var err error
+	if c.tokens, err = jwt.New(c.tokensConfig(cfg)); err != nil {
+		return nil, err
+	}
+	if cfg.JWKSFile != "" {
+		if err := c.tokens.Load(context.Background()); err != nil {
+			return nil, fmt.Errorf("jwksFile: %w", err)
 		}
 	}
 	if cfg.Client != nil {
 		c.pods = newPodWatch(cfg.Name, cfg.Client, c.log)
 	}
-	var err error
 	if c.metrics, err = newMetrics(cfg.Metrics, c); err != nil {
-		return nil, fmt.Errorf("cluster %.80q: registering metrics: %w", cfg.Name, err)
+		return nil, fmt.Errorf("registering metrics: %w", err)
 	}
 	return c, nil
+}
+
+// tokensConfig says where the keys come from and who is asked about a token.
+func (c *Cluster) tokensConfig(cfg Config) jwt.Config {
+	out := jwt.Config{Issuer: cfg.Issuer, Audiences: cfg.Audiences, Logger: c.log}
+	switch {
+	case c.mode == Always:
+	case cfg.JWKSFile != "":
+		out.Poll = filePoll
+		out.Keys = func(context.Context) (io.ReadCloser, error) { return os.Open(cfg.JWKSFile) }
+	default:
+		out.Poll, out.Keys = apiPoll, c.client.keySet
+	}
+	if c.mode != Never {
+		out.Ask = c.review
+	}
+	return out
 }
 
 func (cfg *Config) check() error {
 	switch {
 	case cfg.Name == "":
 		return errors.New("name is empty; it should be what callers send as clusterid, such as Kubernetes")
-	case len(cfg.Name) > 253 || !printable(cfg.Name):
+	case len(cfg.Name) > 253 || strings.ContainsFunc(cfg.Name, func(r rune) bool { return r <= ' ' || r > '~' }):
 		return errors.New("name should be at most 253 printable ASCII characters without spaces")
-	case cfg.Issuer == "":
-		return errors.New("issuer is empty; it should be the \"iss\" of the cluster's tokens, such as https://kubernetes.default.svc")
-	case len(cfg.Audiences) == 0:
-		return errors.New("audiences is empty; it should list what tokens are made for, such as istio-ca")
-	case slices.Contains(cfg.Audiences, ""):
-		return errors.New("audiences has an empty entry")
-	case slices.Contains(cfg.Audiences, cfg.Issuer):
-		return fmt.Errorf("audiences has the issuer %q, which is the API server's own audience: every pod's default token would be accepted; use an audience of its own, such as istio-ca", cfg.Issuer)
 	case cfg.TokenReview < Never || cfg.TokenReview > Always:
 		return errors.New("tokenReview should be never, fallback or always")
 	case cfg.JWKSFile == "" && cfg.Client == nil:
@@ -180,12 +198,10 @@ func (cfg *Config) check() error {
 		return fmt.Errorf("tokenReview %s needs kubeconfig", cfg.TokenReview)
 	case cfg.TokenReview == Always && cfg.JWKSFile != "":
 		return errors.New("jwksFile is never used with tokenReview always; leave one of them out")
-	case cfg.TokenReview != Always && cfg.JWKSFile == "" && restClient(cfg.Client) == nil:
-		return errors.New("the client cannot fetch keys; give a jwksFile")
 	}
 	for _, a := range cfg.NodeAgents {
 		ns, sa, _ := strings.Cut(a, "/")
-		if err := checkAccount(ns, sa); err != nil {
+		if err := jwt.CheckAccount(ns, sa); err != nil {
 			return fmt.Errorf("nodeAgents: %.80q should be namespace/serviceaccount, such as istio-system/ztunnel: %w", a, err)
 		}
 	}
@@ -194,25 +210,17 @@ func (cfg *Config) check() error {
 
 // Run keeps the keys and the pods up to date. It blocks until ctx ends and returns nil then.
 func (c *Cluster) Run(ctx context.Context) error {
-	var wg sync.WaitGroup
-	wg.Go(func() { c.cache.sweep(ctx) })
-	if c.keys != nil {
-		wg.Go(func() { c.keys.run(ctx) })
-	}
 	if c.pods != nil {
 		// Not waited for: client-go's reflector may sleep out its backoff, up to 15 s, before it sees that ctx ended.
 		go c.pods.run(ctx)
 	}
-	wg.Wait()
-	return nil
+	return c.tokens.Run(ctx)
 }
 
 // Ready returns nil if keys are loaded and, where pods are watched, the watch is synced; else what is missing.
 func (c *Cluster) Ready() error {
-	if c.keys != nil {
-		if err := c.keys.ready(); err != nil {
-			return fmt.Errorf("cluster %s: no keys to verify tokens with: %w", c.name, err)
-		}
+	if err := c.tokens.Ready(); err != nil {
+		return fmt.Errorf("cluster %s: no keys to verify tokens with: %w", c.name, err)
 	}
 	if c.pods != nil {
 		if why := c.pods.missing(time.Now()); why != "" {
@@ -231,14 +239,10 @@ func (c *Cluster) Authenticate(ctx context.Context, token string) (csr.Caller, e
 
 func (c *Cluster) authenticate(ctx context.Context, token string) (csr.Caller, error) {
 	now := time.Now()
-	v, err := c.verdict(ctx, token, now)
+	caller, err := c.tokens.Verify(ctx, token, now)
 	if err != nil {
 		return csr.Caller{}, err
 	}
-	if err := c.checkTimes(v, now); err != nil {
-		return csr.Caller{}, err
-	}
-	caller := v.caller
 	if err := c.checkPod(ctx, &caller, now); err != nil {
 		return csr.Caller{}, err
 	}
@@ -249,25 +253,4 @@ func (c *Cluster) authenticate(ctx context.Context, token string) (csr.Caller, e
 // deny makes a denial. Its detail must not quote a token.
 func deny(code codes.Code, reason, format string, args ...any) error {
 	return &csr.Denial{Code: code, Reason: reason, Detail: fmt.Sprintf(format, args...)}
-}
-
-// checkAccount checks the names of a namespace and a service account as the API server does.
-func checkAccount(namespace, account string) error {
-	if msgs := validation.IsDNS1123Label(namespace); len(msgs) > 0 {
-		return fmt.Errorf("namespace %.80q is no DNS-1123 label", namespace)
-	}
-	if msgs := validation.IsDNS1123Subdomain(account); len(msgs) > 0 {
-		return fmt.Errorf("service account %.80q is no DNS-1123 subdomain", account)
-	}
-	return nil
-}
-
-// printable reports whether s has only visible ASCII characters, so that it can go into a log or a header as it is.
-func printable(s string) bool {
-	for i := range len(s) {
-		if s[i] <= ' ' || s[i] > '~' {
-			return false
-		}
-	}
-	return true
 }

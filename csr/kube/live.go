@@ -11,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/chancery-project/chancery/csr"
+	"github.com/chancery-project/chancery/csr/jwt"
 )
 
 // maxListed bounds the pods of one namespace on one node that we ask for; the kubelet's default is 110 in all.
@@ -74,7 +75,7 @@ func podGone(format string, args ...any) error {
 // getPod asks the API server for a pod. Callers that ask for the same one share the answer.
 func (c *Cluster) getPod(ctx context.Context, n podName) (*pod, error) {
 	p, err := c.gets.shared(ctx, n.namespace+"/"+n.name, func(ctx context.Context) (*pod, error) {
-		o, err := c.client.CoreV1().Pods(n.namespace).Get(ctx, n.name, metav1.GetOptions{})
+		o, err := c.client.getPod(ctx, n.namespace, n.name)
 		if err != nil {
 			return nil, err
 		}
@@ -96,7 +97,7 @@ func (c *Cluster) listPods(ctx context.Context, namespace, node string) (podList
 		if node != "" {
 			o.FieldSelector += ",spec.nodeName=" + node
 		}
-		l, err := c.client.CoreV1().Pods(namespace).List(ctx, o)
+		l, err := c.client.listPods(ctx, namespace, o)
 		if err != nil {
 			return podList{}, err
 		}
@@ -170,7 +171,7 @@ func (c *Cluster) OnNode(ctx context.Context, caller csr.Caller, namespace, acco
 	case caller.Node == "":
 		return refuse(csr.ReasonNotOnNode, "the caller's node is not known")
 	}
-	if err := checkAccount(namespace, account); err != nil {
+	if err := jwt.CheckAccount(namespace, account); err != nil {
 		return refuse(csr.ReasonNotOnNode, "%v", err)
 	}
 	now := time.Now()

@@ -11,20 +11,14 @@ import (
 
 // metrics are a cluster's metrics.
 type metrics struct {
-	hits, misses prometheus.Counter
-	outcomes     *prometheus.CounterVec
-	ok           prometheus.Counter // outcomes of reason OK
-	reviews      *prometheus.HistogramVec
+	outcomes *prometheus.CounterVec
+	ok       prometheus.Counter // outcomes of reason OK
+	reviews  *prometheus.HistogramVec
 }
 
 // newMetrics makes the metrics and registers them, each with the label cluster. reg may be nil.
 func newMetrics(reg prometheus.Registerer, c *Cluster) (*metrics, error) {
-	cache := prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "chancery_kube_token_cache_total",
-		Help: "Look-ups of a token's verdict in the cache, by result: hit or miss.",
-	}, []string{"result"})
 	m := &metrics{
-		hits: cache.WithLabelValues("hit"), misses: cache.WithLabelValues("miss"),
 		outcomes: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "chancery_kube_tokens_total",
 			Help: "Tokens verified, by reason of the denial, or OK.",
@@ -39,11 +33,17 @@ func newMetrics(reg prometheus.Registerer, c *Cluster) (*metrics, error) {
 	if reg == nil {
 		return m, nil
 	}
-	all := []prometheus.Collector{cache, m.outcomes, m.reviews}
-	if c.keys != nil {
+	all := []prometheus.Collector{m.outcomes, m.reviews,
+		lookups("hit", func() uint64 { return c.tokens.Stats().Hits }), lookups("miss", func() uint64 { return c.tokens.Stats().Misses })}
+	if c.mode != Always {
 		all = append(all,
-			gauge("chancery_kube_jwks_keys", "Keys that tokens are verified with.", func() float64 { return float64(len(c.keys.current())) }),
-			gauge("chancery_kube_jwks_loaded_timestamp_seconds", "When the keys were last loaded, or 0.", func() float64 { return float64(c.keys.loaded.Load()) }))
+			gauge("chancery_kube_jwks_keys", "Keys that tokens are verified with.", func() float64 { return float64(c.tokens.Stats().Keys) }),
+			gauge("chancery_kube_jwks_loaded_timestamp_seconds", "When the keys were last loaded, or 0.", func() float64 {
+				if t := c.tokens.Stats().Loaded; !t.IsZero() {
+					return float64(t.Unix())
+				}
+				return 0
+			}))
 	}
 	if c.pods != nil {
 		all = append(all,
@@ -61,6 +61,14 @@ func newMetrics(reg prometheus.Registerer, c *Cluster) (*metrics, error) {
 		errs = append(errs, reg.Register(x))
 	}
 	return m, errors.Join(errs...)
+}
+
+func lookups(result string, value func() uint64) prometheus.Collector {
+	return prometheus.NewCounterFunc(prometheus.CounterOpts{
+		Name:        "chancery_kube_token_cache_total",
+		Help:        "Look-ups of a token's verdict in the cache, by result: hit or miss.",
+		ConstLabels: prometheus.Labels{"result": result},
+	}, func() float64 { return float64(value()) })
 }
 
 func gauge(name, help string, value func() float64) prometheus.Collector {

@@ -16,7 +16,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apimachinery/pkg/watch"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/chancery-project/chancery/csr"
@@ -84,7 +83,7 @@ func (w *podWatch) hashOf(uid string) (h podHash) {
 // whole pods and a queue beside it; this keeps some 400 bytes a pod.
 type podWatch struct {
 	cluster string
-	client  kubernetes.Interface
+	client  *Client
 	log     *slog.Logger
 	failing atomic.Bool // the last list or watch was refused
 
@@ -103,7 +102,7 @@ type podWatch struct {
 	heard   time.Time    // when the watch last said something
 }
 
-func newPodWatch(cluster string, client kubernetes.Interface, log *slog.Logger) *podWatch {
+func newPodWatch(cluster string, client *Client, log *slog.Logger) *podWatch {
 	return &podWatch{
 		cluster: cluster, client: client, log: log,
 		byName: map[podName]*pod{}, byHash: map[podHash]*pod{}, byPlace: map[place][]*pod{}, gone: map[podHash]struct{}{},
@@ -125,7 +124,7 @@ func (w *podWatch) run(ctx context.Context) {
 
 func (w *podWatch) list(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 	o.FieldSelector = livingPods
-	l, err := w.client.CoreV1().Pods("").List(ctx, o)
+	l, err := w.client.listPods(ctx, "", o)
 	w.note(ctx, err)
 	if err != nil {
 		return nil, err
@@ -138,7 +137,7 @@ func (w *podWatch) list(ctx context.Context, o metav1.ListOptions) (runtime.Obje
 
 func (w *podWatch) watch(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
 	o.FieldSelector = livingPods
-	inner, err := w.client.CoreV1().Pods("").Watch(ctx, o)
+	inner, err := w.client.watchPods(ctx, o)
 	w.note(ctx, err)
 	if err != nil {
 		return nil, err

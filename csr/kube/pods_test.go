@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/chancery-project/chancery/csr"
+	"github.com/chancery-project/chancery/csr/jwt/jwttest"
 )
 
 // watching is a cluster whose pods are watched, in a synctest bubble.
@@ -39,10 +40,10 @@ func watched(t *testing.T, f func(watching), change ...func(*apiServer, *Config)
 }
 
 // auth authenticates a fresh token with the changes.
-func (w watching) auth(code codes.Code, reason string, changes ...func(object)) csr.Caller {
+func (w watching) auth(code codes.Code, reason string, changes ...func(jwttest.Object)) csr.Caller {
 	w.Helper()
-	caller, err := w.c.Authenticate(w.Context(), sign(w, "p256", "p256", jose.ES256, claims(changes...)))
-	wantDenial(w, err, code, reason)
+	caller, err := w.c.Authenticate(w.Context(), jwttest.Sign(w, "p256", "p256", jose.ES256, jwttest.Claims(changes...)))
+	jwttest.WantDenial(w, err, code, reason)
 	return caller
 }
 
@@ -66,10 +67,10 @@ func TestD18LivePod(t *testing.T) {
 				if err := w.c.Ready(); err != nil {
 					w.Fatal(err)
 				}
-				if got := w.auth(0, ""); got.Node != "node-1" {
-					w.Errorf("node %q", got.Node)
+				if got := w.auth(0, ""); got.Node != "node-1" || !got.AttestedAt.Equal(time.Now()) {
+					w.Errorf("node %q, attested at %v", got.Node, got.AttestedAt)
 				}
-				if got := w.auth(0, "", setKube("node", nil)); got.Node != "node-1" {
+				if got := w.auth(0, "", jwttest.SetKube("node", nil)); got.Node != "node-1" {
 					w.Errorf("node %q; it should be the pod's if the token has none", got.Node)
 				}
 				w.gets(0)
@@ -116,23 +117,23 @@ func TestD18DeadOrOtherPod(t *testing.T) {
 
 func TestD18LivenessIsCheckedOnEachCall(t *testing.T) {
 	watched(t, func(w watching) {
-		token := sign(w, "p256", "p256", jose.ES256, claims())
+		token := jwttest.Sign(w, "p256", "p256", jose.ES256, jwttest.Claims())
 		_, err := w.c.Authenticate(w.Context(), token)
-		wantDenial(w, err, 0, "")
+		jwttest.WantDenial(w, err, 0, "")
 		w.s.remove("foo", "web-0")
 		synctest.Wait()
 		for range 3 {
 			_, err = w.c.Authenticate(w.Context(), token)
-			wantDenial(w, err, codes.Unauthenticated, csr.ReasonPodGone)
+			jwttest.WantDenial(w, err, codes.Unauthenticated, csr.ReasonPodGone)
 		}
-		if value(w, w.c.metrics.hits) != 3 {
+		if w.c.tokens.Stats().Hits != 3 {
 			w.Error("the calls did not come from the cache")
 		}
 		w.gets(0) // the watch saw it go
 		w.s.put(podAs("web-0", "uid-1", "node-1", "web"))
 		synctest.Wait()
 		w.gone(csr.ReasonPodGone)
-		w.auth(0, "", setKube("pod", object{"name": "web-0", "uid": "uid-1"}))
+		w.auth(0, "", jwttest.SetKube("pod", jwttest.Object{"name": "web-0", "uid": "uid-1"}))
 		w.gets(0)
 	})
 }
@@ -147,15 +148,15 @@ func TestD18PodReplacedWithoutADeletion(t *testing.T) {
 }
 
 func TestD18PodNotSeenYet(t *testing.T) {
-	pod1 := setKube("pod", object{"name": "web-1", "uid": "uid-1"})
+	pod1 := jwttest.SetKube("pod", jwttest.Object{"name": "web-1", "uid": "uid-1"})
 	watched(t, func(w watching) {
 		w.s.with(func() { w.s.lag = true })
 		w.s.put(podAs("web-1", "uid-1", "node-1", "web"))
-		if got := w.auth(0, "", pod1, setKube("node", nil)); got.Node != "node-1" {
+		if got := w.auth(0, "", pod1, jwttest.SetKube("node", nil)); got.Node != "node-1" {
 			w.Errorf("node %q", got.Node)
 		}
 		w.gets(1)
-		w.auth(codes.Unauthenticated, csr.ReasonPodMismatch, pod1, setKube("node", object{"name": "node-2"}))
+		w.auth(codes.Unauthenticated, csr.ReasonPodMismatch, pod1, jwttest.SetKube("node", jwttest.Object{"name": "node-2"}))
 		w.s.with(func() { w.s.hang = true })
 		start := time.Now()
 		w.auth(codes.Unavailable, csr.ReasonPodUnknown, pod1)
@@ -174,7 +175,7 @@ func TestD18SeenBeforeItHadANode(t *testing.T) {
 		synctest.Wait()
 		w.s.with(func() { w.s.lag = true })
 		w.s.put(podAs("web-1", "uid-1", "node-1", "web"))
-		w.auth(0, "", setKube("pod", object{"name": "web-1", "uid": "uid-1"}))
+		w.auth(0, "", jwttest.SetKube("pod", jwttest.Object{"name": "web-1", "uid": "uid-1"}))
 		w.gets(1)
 	})
 }
@@ -184,8 +185,8 @@ func TestD18OneGetForManyCallers(t *testing.T) {
 		w.s.with(func() { w.s.hang = true })
 		done := make(chan error, 200)
 		call := func(pod int) {
-			p := setKube("pod", object{"name": fmt.Sprint("web-", pod), "uid": fmt.Sprint("uid-", pod)})
-			_, err := w.c.Authenticate(w.Context(), sign(w, "p256", "p256", jose.ES256, claims(p)))
+			p := jwttest.SetKube("pod", jwttest.Object{"name": fmt.Sprint("web-", pod), "uid": fmt.Sprint("uid-", pod)})
+			_, err := w.c.Authenticate(w.Context(), jwttest.Sign(w, "p256", "p256", jose.ES256, jwttest.Claims(p)))
 			done <- err
 		}
 		for i := range 100 {
@@ -194,7 +195,7 @@ func TestD18OneGetForManyCallers(t *testing.T) {
 		synctest.Wait()
 		w.gets(maxGets) // of 50 pods, and no more at once
 		for range 100 {
-			wantDenial(w, <-done, codes.Unavailable, csr.ReasonPodUnknown)
+			jwttest.WantDenial(w, <-done, codes.Unavailable, csr.ReasonPodUnknown)
 		}
 	})
 }
@@ -220,7 +221,7 @@ func TestD18BrokenWatch(t *testing.T) {
 		}
 		before := w.s.count("get")
 		w.gone(csr.ReasonPodGone)
-		w.auth(0, "", setKube("pod", object{"name": "web-0", "uid": "uid-1"}))
+		w.auth(0, "", jwttest.SetKube("pod", jwttest.Object{"name": "web-0", "uid": "uid-1"}))
 		w.gets(before)
 	})
 }
@@ -259,10 +260,10 @@ func TestD18BeforeTheFirstList(t *testing.T) {
 
 func TestTokenWithoutPod(t *testing.T) {
 	watched(t, func(w watching) {
-		w.auth(codes.Unauthenticated, csr.ReasonTokenNoPod, setKube("pod", nil))
+		w.auth(codes.Unauthenticated, csr.ReasonTokenNoPod, jwttest.SetKube("pod", nil))
 	})
 	watched(t, func(w watching) {
-		w.auth(0, "", setKube("pod", nil))
+		w.auth(0, "", jwttest.SetKube("pod", nil))
 	}, func(_ *apiServer, cfg *Config) { cfg.AllowUnboundTokens = true })
 }
 
@@ -330,15 +331,15 @@ func TestD16D18OnNode(t *testing.T) {
 				if account == "" {
 					account = "web"
 				}
-				wantDenial(w, w.c.OnNode(w.Context(), caller, "foo", account), tc.code, tc.reason)
+				jwttest.WantDenial(w, w.c.OnNode(w.Context(), caller, "foo", account), tc.code, tc.reason)
 			}, func(s *apiServer, _ *Config) { s.put(ztunnel()) })
 		})
 	}
 }
 
 func TestD18NoPodWatchNoImpersonation(t *testing.T) {
-	c := newCluster(t, Config{JWKSFile: writeFile(t, jwks(t, "p256")), NodeAgents: []string{"istio-system/ztunnel"}})
-	wantDenial(t, c.OnNode(t.Context(), agent(), "foo", "web"), codes.PermissionDenied, csr.ReasonNoPodWatch)
+	c := newCluster(t, Config{JWKSFile: jwttest.File(t, jwttest.KeySet(t, "p256")), NodeAgents: []string{"istio-system/ztunnel"}})
+	jwttest.WantDenial(t, c.OnNode(t.Context(), agent(), "foo", "web"), codes.PermissionDenied, csr.ReasonNoPodWatch)
 	if err := c.Alive(t.Context(), "foo", "web", "node-1", nil); err != nil {
 		t.Errorf("Alive without a pod watch: %v", err)
 	}
@@ -349,7 +350,7 @@ func TestD16Alive(t *testing.T) {
 		hash := csr.PodHash("Kubernetes", "uid-0")
 		check := func(ns, account, node string, hash []byte, code codes.Code, reason string) {
 			w.Helper()
-			wantDenial(w, w.c.Alive(w.Context(), ns, account, node, hash), code, reason)
+			jwttest.WantDenial(w, w.c.Alive(w.Context(), ns, account, node, hash), code, reason)
 		}
 		check("foo", "web", "node-1", hash, 0, "")
 		check("foo", "web", "", hash, 0, "")

@@ -12,13 +12,15 @@ import (
 	authn "k8s.io/api/authentication/v1"
 
 	"github.com/chancery-project/chancery/csr"
+	"github.com/chancery-project/chancery/csr/jwt"
+	"github.com/chancery-project/chancery/csr/jwt/jwttest"
 )
 
-// approve is what an API server says of claims().
+// approve is what an API server says of jwttest.Claims().
 func approve(authn.TokenReviewSpec) authn.TokenReviewStatus {
 	return authn.TokenReviewStatus{
 		Authenticated: true,
-		Audiences:     []string{testAudience},
+		Audiences:     []string{jwttest.Audience},
 		User: authn.UserInfo{
 			Username: "system:serviceaccount:foo:web",
 			Groups:   []string{"system:serviceaccounts"},
@@ -43,8 +45,8 @@ func (w watching) reviews(n int) {
 
 func TestD18Never(t *testing.T) {
 	watched(t, func(w watching) {
-		_, err := w.c.Authenticate(w.Context(), sign(w, "ed", "ed", jose.EdDSA, claims()))
-		wantDenial(w, err, codes.Unauthenticated, csr.ReasonTokenKey)
+		_, err := w.c.Authenticate(w.Context(), jwttest.Sign(w, "ed", "ed", jose.EdDSA, jwttest.Claims()))
+		jwttest.WantDenial(w, err, codes.Unauthenticated, csr.ReasonTokenKey)
 		w.reviews(0)
 	}, reviewing(Never, approve))
 }
@@ -54,8 +56,8 @@ func TestD18Fallback(t *testing.T) {
 		_, rest, _ := strings.Cut(token, ".")
 		return "eyJhbGciOiJNTC1EU0EtNjUiLCJraWQiOiJwcSJ9." + rest // {"alg":"ML-DSA-65","kid":"pq"}
 	}
-	sig := func(f ...func(object)) func(testing.TB) string {
-		return func(t testing.TB) string { return sign(t, "ed", "ed", jose.EdDSA, claims(f...)) }
+	sig := func(f ...func(jwttest.Object)) func(testing.TB) string {
+		return func(t testing.TB) string { return jwttest.Sign(t, "ed", "ed", jose.EdDSA, jwttest.Claims(f...)) }
 	}
 	now := func() int64 { return time.Now().Unix() }
 	for name, tc := range map[string]struct {
@@ -63,25 +65,29 @@ func TestD18Fallback(t *testing.T) {
 		reviews int
 		reason  string
 	}{
-		"known key":              {func(t testing.TB) string { return sign(t, "p256", "p256", jose.ES256, claims()) }, 0, ""},
-		"unknown key":            {sig(), 1, ""},
-		"unknown algorithm":      {func(t testing.TB) string { return pq(sig()(t)) }, 1, ""},
-		"bad signature":          {func(t testing.TB) string { return sign(t, "rsa2", "rsa", jose.RS256, claims()) }, 0, csr.ReasonTokenSignature},
-		"audience":               {func(t testing.TB) string { return sign(t, "p256", "p256", jose.ES256, claims(set("aud", "x"))) }, 0, csr.ReasonTokenAudience},
-		"unknown key, audience":  {sig(set("aud", "x")), 0, csr.ReasonTokenAudience},
-		"unknown key, issuer":    {sig(set("iss", "x")), 0, csr.ReasonTokenIssuer},
-		"unknown key, no expiry": {sig(unset("exp")), 0, csr.ReasonTokenMalformed},
-		"unknown key, expired":   {func(t testing.TB) string { return sig(set("exp", now()-1))(t) }, 0, csr.ReasonTokenExpired},
-		"expired":                {func(t testing.TB) string { return sign(t, "p256", "p256", jose.ES256, claims(set("exp", now()-1))) }, 0, csr.ReasonTokenExpired},
+		"known key":         {func(t testing.TB) string { return jwttest.Sign(t, "p256", "p256", jose.ES256, jwttest.Claims()) }, 0, ""},
+		"unknown key":       {sig(), 1, ""},
+		"unknown algorithm": {func(t testing.TB) string { return pq(sig()(t)) }, 1, ""},
+		"bad signature":     {func(t testing.TB) string { return jwttest.Sign(t, "rsa2", "rsa", jose.RS256, jwttest.Claims()) }, 0, csr.ReasonTokenSignature},
+		"audience": {func(t testing.TB) string {
+			return jwttest.Sign(t, "p256", "p256", jose.ES256, jwttest.Claims(jwttest.Set("aud", "x")))
+		}, 0, csr.ReasonTokenAudience},
+		"unknown key, audience":  {sig(jwttest.Set("aud", "x")), 0, csr.ReasonTokenAudience},
+		"unknown key, issuer":    {sig(jwttest.Set("iss", "x")), 0, csr.ReasonTokenIssuer},
+		"unknown key, no expiry": {sig(jwttest.Unset("exp")), 0, csr.ReasonTokenMalformed},
+		"unknown key, expired":   {func(t testing.TB) string { return sig(jwttest.Set("exp", now()-1))(t) }, 0, csr.ReasonTokenExpired},
+		"expired": {func(t testing.TB) string {
+			return jwttest.Sign(t, "p256", "p256", jose.ES256, jwttest.Claims(jwttest.Set("exp", now()-1)))
+		}, 0, csr.ReasonTokenExpired},
 		"symmetric": {func(t testing.TB) string {
-			return signWith(t, []byte(strings.Repeat("k", 32)), jose.HS256, []byte("{}"))
+			return jwttest.SignWith(t, []byte(strings.Repeat("k", 32)), jose.HS256, []byte("{}"))
 		}, 0, csr.ReasonTokenKey},
 		"none": {func(t testing.TB) string { _, r, _ := strings.Cut(sig()(t), "."); return "eyJhbGciOiJub25lIn0." + r }, 0, csr.ReasonTokenKey},
 	} {
 		t.Run(name, func(t *testing.T) {
 			watched(t, func(w watching) {
 				_, err := w.c.Authenticate(w.Context(), tc.token(w))
-				wantDenial(w, err, codes.Unauthenticated, tc.reason)
+				jwttest.WantDenial(w, err, codes.Unauthenticated, tc.reason)
 				w.reviews(tc.reviews)
 			}, reviewing(Fallback, approve))
 		})
@@ -90,12 +96,12 @@ func TestD18Fallback(t *testing.T) {
 
 func TestD18FallbackIsCachedForAMinute(t *testing.T) {
 	watched(t, func(w watching) {
-		short := sign(w, "ed", "ed", jose.EdDSA, claims(set("exp", time.Now().Unix()+30)))
-		long := sign(w, "ed", "ed", jose.EdDSA, claims())
+		short := jwttest.Sign(w, "ed", "ed", jose.EdDSA, jwttest.Claims(jwttest.Set("exp", time.Now().Unix()+30)))
+		long := jwttest.Sign(w, "ed", "ed", jose.EdDSA, jwttest.Claims())
 		try := func(token string, reviews int, reason string) {
 			w.Helper()
 			_, err := w.c.Authenticate(w.Context(), token)
-			wantDenial(w, err, codes.Unauthenticated, reason)
+			jwttest.WantDenial(w, err, codes.Unauthenticated, reason)
 			w.reviews(reviews)
 		}
 		try(short, 1, "")
@@ -115,10 +121,10 @@ func TestD18FallbackIsCachedForAMinute(t *testing.T) {
 
 func TestD18AlwaysAsksEachTime(t *testing.T) {
 	watched(t, func(w watching) {
-		token := sign(w, "ed", "ed", jose.EdDSA, claims())
+		token := jwttest.Sign(w, "ed", "ed", jose.EdDSA, jwttest.Claims())
 		for i := range 3 {
 			got, err := w.c.Authenticate(w.Context(), token)
-			wantDenial(w, err, 0, "")
+			jwttest.WantDenial(w, err, 0, "")
 			w.reviews(i + 1)
 			got.AttestedAt = time.Time{}
 			want := csr.Caller{Namespace: "foo", ServiceAccount: "web", PodName: "web-0", PodUID: "uid-0", Node: "node-1", CredentialID: "JTI=1"}
@@ -126,15 +132,15 @@ func TestD18AlwaysAsksEachTime(t *testing.T) {
 				w.Errorf("got %+v, want %+v", got, want)
 			}
 		}
-		if w.s.count("jwks") != 0 || len(w.c.cache.m) != 0 {
+		if w.s.count("jwks") != 0 || w.c.tokens.Stats() != (jwt.Stats{}) {
 			w.Error("keys or cache were used")
 		}
 		w.s.remove("foo", "web-0")
 		synctest.Wait()
 		_, err := w.c.Authenticate(w.Context(), token)
-		wantDenial(w, err, codes.Unauthenticated, csr.ReasonPodGone)
+		jwttest.WantDenial(w, err, codes.Unauthenticated, csr.ReasonPodGone)
 	}, reviewing(Always, func(spec authn.TokenReviewSpec) authn.TokenReviewStatus {
-		if len(spec.Audiences) != 2 || spec.Audiences[0] != testAudience {
+		if len(spec.Audiences) != 2 || spec.Audiences[0] != jwttest.Audience {
 			t.Errorf("spec.audiences is %q", spec.Audiences)
 		}
 		return approve(spec)
@@ -168,8 +174,8 @@ func TestReviewAnswers(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			watched(t, func(w watching) {
-				_, err := w.c.Authenticate(w.Context(), sign(w, "ed", "ed", jose.EdDSA, claims()))
-				wantDenial(w, err, codes.Unauthenticated, tc.reason)
+				_, err := w.c.Authenticate(w.Context(), jwttest.Sign(w, "ed", "ed", jose.EdDSA, jwttest.Claims()))
+				jwttest.WantDenial(w, err, codes.Unauthenticated, tc.reason)
 			}, reviewing(Always, func(spec authn.TokenReviewSpec) authn.TokenReviewStatus {
 				s := approve(spec)
 				tc.change(&s)
@@ -182,10 +188,10 @@ func TestReviewAnswers(t *testing.T) {
 func TestReviewFailuresAreOurs(t *testing.T) {
 	for _, mode := range []Mode{Fallback, Always} {
 		watched(t, func(w watching) {
-			token := sign(w, "ed", "ed", jose.EdDSA, claims())
+			token := jwttest.Sign(w, "ed", "ed", jose.EdDSA, jwttest.Claims())
 			w.s.with(func() { w.s.down = true })
 			_, err := w.c.Authenticate(w.Context(), token)
-			wantDenial(w, err, codes.Unavailable, csr.ReasonNotReady)
+			jwttest.WantDenial(w, err, codes.Unavailable, csr.ReasonNotReady)
 			w.s.with(func() { w.s.down, w.s.hang = false, true })
 			done := make(chan error, 200)
 			start := time.Now()
@@ -198,14 +204,16 @@ func TestReviewFailuresAreOurs(t *testing.T) {
 			synctest.Wait()
 			w.reviews(map[Mode]int{Fallback: 2, Always: 1 + maxReviews}[mode]) // the same token is asked for once
 			for range 2 * maxReviews {
-				wantDenial(w, <-done, codes.Unavailable, csr.ReasonNotReady)
+				jwttest.WantDenial(w, <-done, codes.Unavailable, csr.ReasonNotReady)
 			}
 			if took := time.Since(start); took > reviewTimeout {
 				w.Errorf("%s: it took %v", mode, took)
 			}
-			if len(w.c.cache.m) != 0 {
-				w.Errorf("%s: a failure is in the cache", mode)
-			}
+			w.s.with(func() { w.s.hang = false })
+			before := w.s.count("review")
+			_, err = w.c.Authenticate(w.Context(), token) // no failure was cached
+			jwttest.WantDenial(w, err, 0, "")
+			w.reviews(before + 1)
 		}, reviewing(mode, approve))
 	}
 }

@@ -231,6 +231,7 @@ func TestCLIBadInput(t *testing.T) {
 		want string
 	}{
 		{[]string{"server"}, "-c FILE"},
+		{[]string{"svid", "fetsh"}, "fetsh"},
 		{[]string{"server", "-c", filepath.Join(dir, "none.yaml")}, "none.yaml: no such file"},
 		{[]string{"server", "-c", file("agent.yaml", "tokenFil: x\n")}, `"tokenFil"`},
 		{[]string{"agent", "-c", file("agent2.yaml", "server: 127.0.0.1:1\n")}, "is missing"},

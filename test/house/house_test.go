@@ -106,7 +106,8 @@ func TestLibrariesKeepToTheirRooms(t *testing.T) {
 		may     func(room string) bool
 		why     string
 	}{
-		{"k8s.io/", func(r string) bool { return path.Base(r) == "kube" }, "only packages named kube know Kubernetes"},
+		{"k8s.io/client-go", func(r string) bool { return path.Base(r) == "kube" }, "only packages named kube talk to Kubernetes"},
+		{"k8s.io/api/", func(r string) bool { return path.Base(r) == "kube" }, "only packages named kube know its objects"},
 		{"github.com/envoyproxy/go-control-plane", func(r string) bool {
 			return r == "sds" || strings.HasPrefix(r, "sds/") || r == "proxy" || r == "policy/envoy"
 		}, "Envoy's API is known in sds, proxy and policy/envoy only"},

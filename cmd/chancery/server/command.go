@@ -64,7 +64,7 @@ func tuneRuntime() {
 
 // AuthorityCommand returns `chancery authority`.
 func AuthorityCommand() *cobra.Command {
-	cmd := &cobra.Command{Use: "authority", Short: "Make and show the authorities of a server"}
+	cmd := &cobra.Command{Use: "authority", Short: "Make and show the authorities of a server", Args: cobra.NoArgs, RunE: process.Help}
 	var file, format string
 	init := &cobra.Command{
 		Use: "init -c FILE", Short: "Make root and issuer, or adopt plugged-in ones", Args: cobra.NoArgs,

@@ -24,7 +24,7 @@ const fetchTimeout = 15 * time.Second
 
 // Command returns `chancery svid`, which looks for an agent at the usual sockets, in this order, if none is named.
 func Command(usual ...string) *cobra.Command {
-	cmd := &cobra.Command{Use: "svid", Short: "Fetch X.509-SVIDs from an agent's SPIFFE Workload API"}
+	cmd := &cobra.Command{Use: "svid", Short: "Fetch X.509-SVIDs from an agent's SPIFFE Workload API", Args: cobra.NoArgs, RunE: process.Help}
 	f := flags{usual: usual}
 	fetch := &cobra.Command{
 		Use: "fetch", Short: "Print the caller's SVIDs and bundles once", Args: cobra.NoArgs, PreRunE: f.check,

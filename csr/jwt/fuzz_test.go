@@ -1,4 +1,4 @@
-package kube
+package jwt
 
 import (
 	"crypto/ecdsa"
@@ -12,25 +12,26 @@ import (
 
 	"github.com/go-jose/go-jose/v4"
 
+	"github.com/chancery-project/chancery/csr/jwt/jwttest"
 	"github.com/chancery-project/chancery/trust"
 )
 
 // FuzzToken: no token makes us panic, and one that is accepted has a signature that the standard library verifies
 // over its very bytes, made by the key that its header names, and names an account that makes a SPIFFE ID.
 func FuzzToken(f *testing.F) {
-	c := fileCluster(f, "p256", "ed")
-	forever := set("exp", 4e9)
+	c := fileVerifier(f, "p256", "ed")
+	forever := jwttest.Set("exp", 4e9)
 	for _, t := range []string{
-		sign(f, "p256", "p256", jose.ES256, claims(forever)), sign(f, "p256", "", jose.ES256, claims(forever)),
-		sign(f, "ed", "ed", jose.EdDSA, claims(forever)), sign(f, "ed", "ed", jose.EdDSA, claims(forever, setKube("pod", nil))),
-		sign(f, "ed", "ed", jose.EdDSA, claims(set("exp", 1e18))),
+		jwttest.Sign(f, "p256", "p256", jose.ES256, jwttest.Claims(forever)), jwttest.Sign(f, "p256", "", jose.ES256, jwttest.Claims(forever)),
+		jwttest.Sign(f, "ed", "ed", jose.EdDSA, jwttest.Claims(forever)), jwttest.Sign(f, "ed", "ed", jose.EdDSA, jwttest.Claims(forever, jwttest.SetKube("pod", nil))),
+		jwttest.Sign(f, "ed", "ed", jose.EdDSA, jwttest.Claims(jwttest.Set("exp", 1e18))),
 		"", "..", "e30.e30.", "eyJhbGciOiJub25lIn0.e30.",
 	} {
 		f.Add(t)
 	}
 	domain, _ := trust.ParseDomain("cluster.local")
 	f.Fuzz(func(t *testing.T, token string) {
-		caller, err := c.Authenticate(t.Context(), token)
+		caller, err := verify(t, c, token)
 		if err != nil {
 			return
 		}
@@ -45,9 +46,9 @@ func FuzzToken(f *testing.F) {
 
 // FuzzClaims: no payload, however signed, makes us panic or take on names that make no SPIFFE ID.
 func FuzzClaims(f *testing.F) {
-	c := fileCluster(f, "ed")
+	c := fileVerifier(f, "ed")
 	domain, _ := trust.ParseDomain("cluster.local")
-	for _, o := range []object{claims(), claims(setKube("pod", nil)), claims(set("aud", "istio-ca")), claims(unset("exp")), {}} {
+	for _, o := range []jwttest.Object{jwttest.Claims(), jwttest.Claims(jwttest.SetKube("pod", nil)), jwttest.Claims(jwttest.Set("aud", "istio-ca")), jwttest.Claims(jwttest.Unset("exp")), {}} {
 		b, _ := json.Marshal(o)
 		f.Add(b)
 	}
@@ -79,9 +80,9 @@ func stdVerify(t *testing.T, token string) bool {
 	switch h.Alg {
 	case "ES256":
 		r, s := new(big.Int).SetBytes(sig[:32]), new(big.Int).SetBytes(sig[32:])
-		return ecdsa.Verify(testKeys()["p256"].Public().(*ecdsa.PublicKey), sum[:], r, s)
+		return ecdsa.Verify(jwttest.Keys()["p256"].Public().(*ecdsa.PublicKey), sum[:], r, s)
 	case "EdDSA":
-		return ed25519.Verify(testKeys()["ed"].Public().(ed25519.PublicKey), input, sig)
+		return ed25519.Verify(jwttest.Keys()["ed"].Public().(ed25519.PublicKey), input, sig)
 	}
 	t.Errorf("accepted a token with the algorithm %q", h.Alg)
 	return false

@@ -103,18 +103,19 @@ func date(name string, f float64) (time.Time, error) {
 	return time.Unix(int64(math.Floor(f)), 0), nil
 }
 
-// caller reads who the token is for. Subject and the Kubernetes claims must agree.
+// caller reads who the token is for. The subject says it; the Kubernetes claims, as far as they are there, must agree.
+// Issuers that only look like Kubernetes may leave them out: such a token is bound to no pod.
 func (w *wireClaims) caller() (csr.Caller, error) {
 	var c csr.Caller
-	k := w.Kubernetes
-	if k == nil {
-		return c, errors.New("kubernetes.io is missing; it should be a bound service-account token")
-	}
 	ns, sa, err := ParseUser(w.Subject)
 	if err != nil {
 		return c, fmt.Errorf("sub: %w", err)
 	}
-	if ns != k.Namespace || sa != k.ServiceAccount.Name {
+	k := w.Kubernetes
+	if k == nil {
+		k = new(kubeClaims)
+	}
+	if k.Namespace != "" && k.Namespace != ns || k.ServiceAccount.Name != "" && k.ServiceAccount.Name != sa {
 		return c, errors.New("sub and kubernetes.io name different service accounts")
 	}
 	c.Namespace, c.ServiceAccount = ns, sa

@@ -186,6 +186,7 @@ func TestInvariant3LeafEndsWithItsChainAndProfile(t *testing.T) {
 		{"default", long, 0, 2 * time.Hour},
 		{"negative takes the default (D20)", long, -time.Hour, 2 * time.Hour},
 		{"as asked", long, time.Hour, time.Hour},
+		{"no shorter than sensible", long, time.Second, MinTTL},
 		{"clamped to the profile (D20)", long, 100 * time.Hour, 4 * time.Hour},
 		{"clamped to the chain", short, time.Hour, 10 * time.Minute},
 	} {
@@ -260,7 +261,7 @@ func TestRequestsRefused(t *testing.T) {
 		{"no key", Request{ID: good}, ErrKey},
 		{"point not on the curve", Request{ID: good, PublicKey: &offCurve}, ErrKey},
 		{"P-224", Request{ID: good, PublicKey: &p224.PublicKey}, ErrKey},
-		{"key type not in profile", Request{ID: good, PublicKey: publicKey(t, RSA)}, ErrName},
+		{"key type not in profile", Request{ID: good, PublicKey: publicKey(t, RSA)}, ErrKey},
 		{"no ID", Request{PublicKey: publicKey(t, P256)}, ErrName},
 		{"another trust domain (D10)", Request{ID: id(t, "spiffe://other/ns/a/sa/b"), PublicKey: publicKey(t, P256)}, ErrName},
 		{"reserved path (D15)", Request{ID: trust.SystemID(i.domain, "server"), PublicKey: publicKey(t, P256)}, ErrName},

@@ -276,7 +276,7 @@ func (i *Issuer) template(p *Profile, r *Request, now time.Time) (*template, err
 		return nil, fmt.Errorf("%w: %w", ErrKey, err)
 	}
 	if err := p.allows(r, kt); err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrName, err)
+		return nil, err
 	}
 	if r.CA == nil && r.ID.Domain() != i.domain {
 		return nil, fmt.Errorf("%w: %s is not in trust domain %s", ErrName, r.ID, i.domain)

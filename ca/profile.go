@@ -1,7 +1,6 @@
 package ca
 
 import (
-	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -110,12 +109,13 @@ func (p *Profile) Name() string { return p.name }
 // MaxTTL returns the longest lifetime that the profile gives.
 func (p *Profile) MaxTTL() time.Duration { return p.maxTTL }
 
-// lifetime returns the lifetime for a requested one: the default for none, the maximum for too much (decision D20).
+// lifetime returns the lifetime for a requested one: the default for none, the maximum for too much (decision D20), and
+// MinTTL for what would be over before it arrives.
 func (p *Profile) lifetime(asked time.Duration) time.Duration {
 	if asked <= 0 {
 		return p.defaultTTL
 	}
-	return min(asked, p.maxTTL)
+	return min(max(asked, MinTTL), p.maxTTL)
 }
 
 // Seconds converts a requested lifetime in seconds; what overflows is an error (decision D20).
@@ -126,25 +126,25 @@ func Seconds(n int64) (time.Duration, error) {
 	return time.Duration(max(n, 0)) * time.Second, nil
 }
 
-// allows says why the profile does not give what is asked for a key of this type; nil if it does.
+// allows says why the profile does not give what is asked for a key of this type, as ErrKey or ErrName; nil if it does.
 func (p *Profile) allows(r *Request, kt KeyType) error {
 	if p.ca != (r.CA != nil) {
-		return fmt.Errorf("profile %s cannot be used for this kind of certificate", p.name)
+		return fmt.Errorf("%w: profile %s cannot be used for this kind of certificate", ErrName, p.name)
 	}
 	if !slices.Contains(p.keyTypes, kt) {
-		return fmt.Errorf("profile %s does not accept %s keys; it accepts %v", p.name, kt, p.keyTypes)
+		return fmt.Errorf("%w: profile %s does not accept %s keys; it accepts %v", ErrKey, p.name, kt, p.keyTypes)
 	}
 	if p.ca {
 		return nil
 	}
 	if r.ID.IsZero() {
-		return errors.New("no SPIFFE ID given")
+		return fmt.Errorf("%w: no SPIFFE ID given", ErrName)
 	}
 	if !slices.ContainsFunc(p.paths, func(pat []string) bool { return matchPath(pat, r.ID.Path()) }) {
-		return fmt.Errorf("profile %s does not issue the ID %s; allowed paths are %s", p.name, r.ID, p.pathList())
+		return fmt.Errorf("%w: profile %s does not issue the ID %s; allowed paths are %s", ErrName, p.name, r.ID, p.pathList())
 	}
 	if n := len(r.DNSNames) + len(r.IPs); n > 0 && !p.names || n > maxNames {
-		return fmt.Errorf("profile %s does not issue %d DNS names and IPs", p.name, n)
+		return fmt.Errorf("%w: profile %s does not issue %d DNS names and IPs", ErrName, p.name, n)
 	}
 	return nil
 }

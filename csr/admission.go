@@ -4,6 +4,7 @@ import (
 	"container/list"
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -17,7 +18,8 @@ const (
 	DefaultMaxQueue    = 10_000
 	DefaultMaxWait     = 5 * time.Second
 
-	maxLimiters = 20_000 // identities or nodes whose rates are remembered
+	maxLimiters = 20_000    // identities or nodes whose rates are remembered
+	maxRetry    = time.Hour // the longest wait that a refusal names
 )
 
 // AdmissionConfig bounds what the server takes on at a time (decision D19). Concurrency and waiting are always
@@ -60,8 +62,8 @@ type admission struct {
 
 // waiter is one request in the queue.
 type waiter struct {
-	admitted chan struct{} // closed when the slot is handed over
-	gone     bool          // gave up
+	node, identity string
+	admitted       chan struct{} // closed when the slot is handed over
 }
 
 func newAdmission(c AdmissionConfig) *admission {
@@ -88,6 +90,9 @@ func (a *admission) acquire(ctx context.Context, node, identity string) *Denial 
 	if node == "" {
 		node = "identity " + identity // a caller without a known node is a node of its own
 	}
+	if ctx.Err() != nil {
+		return gaveUp(ctx)
+	}
 	if d := a.checkRates(node, identity); d != nil {
 		return d
 	}
@@ -101,9 +106,13 @@ func (a *admission) acquire(ctx context.Context, node, identity string) *Denial 
 		a.mu.Unlock()
 		return busy(a.config.MaxWait, "%d requests wait already", a.config.MaxQueue)
 	}
-	w := &waiter{admitted: make(chan struct{})}
+	w := &waiter{node, identity, make(chan struct{})}
 	a.queued++
-	ids := a.turns.get(node, func() *fair[*waiter] { return newFair[*waiter]() })
+	ids := a.turns.first(node)
+	if ids == nil {
+		ids = newFair[*waiter]()
+		a.turns.push(node, ids)
+	}
 	ids.push(identity, w)
 	a.mu.Unlock()
 	return a.wait(ctx, w)
@@ -119,10 +128,7 @@ func (a *admission) wait(ctx context.Context, w *waiter) *Denial {
 	case <-timer.C:
 		d = busy(a.config.MaxWait, "no slot became free within %s", a.config.MaxWait)
 	case <-ctx.Done():
-		d = &Denial{Code: codes.Canceled, Reason: ReasonBusy, Detail: "the caller gave up waiting"}
-		if ctx.Err() == context.DeadlineExceeded {
-			d.Code = codes.DeadlineExceeded
-		}
+		d = gaveUp(ctx)
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -131,32 +137,40 @@ func (a *admission) wait(ctx context.Context, w *waiter) *Denial {
 		return nil
 	default:
 	}
-	w.gone = true
-	a.queued--
+	a.leave(w)
 	return d
+}
+
+func gaveUp(ctx context.Context) *Denial {
+	d := &Denial{Code: codes.Canceled, Reason: ReasonBusy, Detail: "the caller gave up waiting"}
+	if ctx.Err() == context.DeadlineExceeded {
+		d.Code = codes.DeadlineExceeded
+	}
+	return d
+}
+
+// leave takes a waiter out of the queue: one that gave up must not take up memory until a slot comes free, which may
+// be long if the disk of the audit log hangs. Caller holds mu.
+func (a *admission) leave(w *waiter) {
+	a.queued--
+	ids := a.turns.first(w.node)
+	if ids.drop(w.identity, w); ids.empty() {
+		a.turns.remove(w.node)
+	}
 }
 
 // release hands the slot to the next in turn, or frees it.
 func (a *admission) release() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	for {
-		node, ids, ok := a.turns.next()
-		if !ok {
-			a.inFlight--
-			return
-		}
-		w, ok := ids.pop()
-		if ids.empty() {
-			a.turns.remove(node)
-		}
-		if !ok || w.gone {
-			continue
-		}
-		a.queued--
-		close(w.admitted)
+	_, ids, ok := a.turns.next()
+	if !ok {
+		a.inFlight--
 		return
 	}
+	_, w, _ := ids.next() // never empty: leave removes it then
+	a.leave(w)
+	close(w.admitted)
 }
 
 func (a *admission) checkRates(node, identity string) *Denial {
@@ -170,18 +184,14 @@ func (a *admission) checkRates(node, identity string) *Denial {
 }
 
 func limited(l *rate.Limiter, whose string) *Denial {
-	if l == nil {
+	if l == nil || l.Allow() {
 		return nil
 	}
-	r := l.Reserve()
-	if !r.OK() {
-		return busy(time.Second, "the rate of %s is used up", whose)
-	}
-	if wait := r.Delay(); wait > 0 {
-		r.Cancel()
-		return busy(wait, "the rate of %s (%v a second) is used up", whose, float64(l.Limit()))
-	}
-	return nil
+	// Not Reserve and Cancel, which gives nothing back once another call has reserved: under a flood of refusals the
+	// bucket would sink ever deeper.
+	seconds := (1 - l.Tokens()) / float64(l.Limit())
+	wait := time.Duration(min(seconds, maxRetry.Seconds()) * float64(time.Second))
+	return busy(max(wait, time.Millisecond), "the rate of %s (%v a second) is used up", whose, float64(l.Limit()))
 }
 
 func busy(retry time.Duration, format string, args ...any) *Denial {
@@ -227,17 +237,17 @@ func (l *limiters) sweep() {
 }
 
 // fair is a queue in which keys take turns. It is not safe for concurrent use.
-type fair[T any] struct {
+type fair[T comparable] struct {
 	order *list.List               // of *entry[T], the next one to serve in front
 	byKey map[string]*list.Element // of order
 }
 
-type entry[T any] struct {
+type entry[T comparable] struct {
 	key   string
 	items []T
 }
 
-func newFair[T any]() *fair[T] { return &fair[T]{list.New(), map[string]*list.Element{}} }
+func newFair[T comparable]() *fair[T] { return &fair[T]{list.New(), map[string]*list.Element{}} }
 
 func (f *fair[T]) empty() bool { return f.order.Len() == 0 }
 
@@ -252,13 +262,11 @@ func (f *fair[T]) push(key string, item T) {
 	x.items = append(x.items, item)
 }
 
-// get returns the first item of a key, made by create if there is none.
-func (f *fair[T]) get(key string, create func() T) T {
+// first returns the first item of a key, the zero value if there is none.
+func (f *fair[T]) first(key string) (item T) {
 	if e := f.byKey[key]; e != nil {
 		return e.Value.(*entry[T]).items[0]
 	}
-	item := create()
-	f.push(key, item)
 	return item
 }
 
@@ -273,17 +281,17 @@ func (f *fair[T]) next() (key string, item T, ok bool) {
 	return x.key, x.items[0], true
 }
 
-// pop removes the first item of the key whose turn it is.
-func (f *fair[T]) pop() (item T, ok bool) {
-	key, item, ok := f.next()
-	if !ok {
-		return item, false
-	}
+// drop removes an item of a key, wherever it stands.
+func (f *fair[T]) drop(key string, item T) {
 	x := f.byKey[key].Value.(*entry[T])
-	if x.items = x.items[1:]; len(x.items) == 0 {
+	if i := slices.Index(x.items, item); i == 0 {
+		x.items = x.items[1:]
+	} else {
+		x.items = slices.Delete(x.items, i, i+1)
+	}
+	if len(x.items) == 0 {
 		f.remove(key)
 	}
-	return item, true
 }
 
 func (f *fair[T]) remove(key string) {

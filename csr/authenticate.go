@@ -21,6 +21,9 @@ import (
 // DefaultMaxRenewalAge is how long after its last token an SVID may renew itself by certificate (decision D16).
 const DefaultMaxRenewalAge = 24 * time.Hour
 
+// defaultRetry is when to try again where nobody knows better.
+const defaultRetry = time.Second
+
 // ClusterConfig is one cluster whose workloads may ask.
 type ClusterConfig struct {
 	Cluster       Cluster
@@ -37,6 +40,12 @@ type credentialsOf struct {
 
 func readCredentials(ctx context.Context) (credentialsOf, *Denial) {
 	var c credentialsOf
+	if p, ok := peer.FromContext(ctx); ok { // first, so that a refusal of the rest names its sender
+		c.remote = p.Addr.String()
+		if info, ok := p.AuthInfo.(credentials.TLSInfo); ok {
+			c.certs = info.State.PeerCertificates
+		}
+	}
 	md, _ := metadata.FromIncomingContext(ctx)
 	if v := md.Get("authorization"); len(v) > 1 {
 		return c, unauthenticated(ReasonTokenMalformed, "there are %d authorization values; send one", len(v))
@@ -51,12 +60,6 @@ func readCredentials(ctx context.Context) (credentialsOf, *Denial) {
 		return c, unauthenticated(ReasonCluster, "there are %d clusterid values; send one", len(v))
 	} else if len(v) == 1 {
 		c.cluster = v[0]
-	}
-	if p, ok := peer.FromContext(ctx); ok {
-		c.remote = p.Addr.String()
-		if info, ok := p.AuthInfo.(credentials.TLSInfo); ok {
-			c.certs = info.State.PeerCertificates
-		}
 	}
 	return c, nil
 }
@@ -95,7 +98,7 @@ func (s *Service) authenticate(ctx context.Context) (caller, *Denial) {
 	if certDenial == nil {
 		return c, nil
 	}
-	if denial != nil { // of the two refusals the token's says more
+	if denial != nil && certDenial.Code == codes.Unauthenticated { // of two final refusals the token's says more
 		denial = &Denial{Code: denial.Code, Reason: denial.Reason, Detail: denial.Detail + "; and the client certificate: " + certDenial.Error()}
 		return caller{remote: cred.remote}, denial
 	}
@@ -187,11 +190,14 @@ func (s *Service) byCertificate(ctx context.Context, cred credentialsOf) (caller
 
 func asDenial(err error) *Denial {
 	if d, ok := errors.AsType[*Denial](err); ok {
+		if d.Code == codes.Unavailable && d.RetryAfter == 0 {
+			d = &Denial{Code: d.Code, Reason: d.Reason, Detail: d.Detail, RetryAfter: defaultRetry}
+		}
 		return d
 	}
 	return &Denial{Code: codes.Internal, Reason: ReasonInternal, Detail: err.Error()}
 }
 
 func notReady(err error) *Denial {
-	return &Denial{Code: codes.Unavailable, Reason: ReasonNotReady, Detail: err.Error(), RetryAfter: time.Second}
+	return &Denial{Code: codes.Unavailable, Reason: ReasonNotReady, Detail: err.Error(), RetryAfter: defaultRetry}
 }

@@ -125,7 +125,7 @@ func (s *Service) denied(c caller, asked string, d *Denial) {
 		s.logger.Error("refusal not written to the audit log", "reason", err.Error())
 	}
 	level := slog.LevelInfo
-	if d.Code == codes.Internal {
+	if d.Code == codes.Internal || d.Code == codes.Unavailable { // ours, not the caller's
 		level = slog.LevelError
 	}
 	s.logger.Log(context.Background(), level, "certificate request refused", "reason", d.Reason, "detail", shorten(d.Detail),

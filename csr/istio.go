@@ -2,10 +2,10 @@ package csr
 
 import (
 	"context"
-	"fmt"
 	"time"
 
 	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/types/known/structpb"
 	istio "istio.io/api/security/v1alpha1"
 
 	"github.com/chancery-project/chancery/ca"
@@ -21,10 +21,12 @@ const apiIstio = "istio"
 
 // CreateCertificate signs one CSR. The steps, and the codes where they fail:
 //  1. authenticate: Unauthenticated "request authenticate failure".
-//  2. metadata ImpersonatedIdentity, if given: Unauthenticated "request impersonation authentication failure".
-//  3. CSR and lifetime: InvalidArgument; names that are not the identity's: PermissionDenied.
-//  4. admission control: ResourceExhausted with RetryInfo.
-//  5. no issuer, or the audit log cannot be written: Unavailable (Istio's own CA says Internal here).
+//  2. lifetime and PEM: InvalidArgument.
+//  3. admission control: ResourceExhausted with RetryInfo.
+//  4. metadata ImpersonatedIdentity, if given: Unauthenticated "request impersonation authentication failure".
+//  5. CSR: InvalidArgument; names that are not the identity's: PermissionDenied.
+//
+// Without an issuer, or if the audit log cannot be written, it is Unavailable (Istio's own CA says Internal here).
 //
 // The answer's chain has the leaf first, each intermediate an element, all roots in the last element.
 func (s istioService) CreateCertificate(ctx context.Context, r *istio.IstioCertificateRequest) (*istio.IstioCertificateResponse, error) {
@@ -63,8 +65,16 @@ func (s istioService) createCertificate(ctx context.Context, r *istio.IstioCerti
 	return &istio.IstioCertificateResponse{CertChain: s.rendered.of(issuer).istioChain(cert.DER)}, c, nil
 }
 
+// impersonated returns the identity asked for, empty for the caller's own. What is no string comes out as something
+// that is refused: falling back to the caller's own identity would be a substitution (decision D17).
 func impersonated(r *istio.IstioCertificateRequest) string {
-	return r.GetMetadata().GetFields()["ImpersonatedIdentity"].GetStringValue()
+	switch v := r.GetMetadata().GetFields()["ImpersonatedIdentity"].GetKind().(type) {
+	case nil:
+		return ""
+	case *structpb.Value_StringValue:
+		return v.StringValue
+	}
+	return "(a value that is not a string)"
 }
 
 // istioError gives the messages that Istio's clients know; the reason is in the details.
@@ -76,8 +86,6 @@ func istioError(c caller, asked string, d *Denial) error {
 		as := *d
 		as.Code = codes.Unauthenticated
 		return as.status("request impersonation authentication failure")
-	case d.Code == codes.Internal:
-		return d.status("CSR signing error (internal error; see the server's log)")
 	}
-	return d.status(fmt.Sprintf("CSR signing error (%s)", d.Detail))
+	return d.status("CSR signing error (" + d.message(c) + ")")
 }

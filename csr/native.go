@@ -55,10 +55,7 @@ func (s nativeService) Issue(ctx context.Context, r *chanceryv1.IssueRequest) (*
 func (s nativeService) refuse(c caller, d *Denial, start time.Time) error {
 	s.metrics.observe(apiNative, c.Method, outcome(d), time.Since(start))
 	s.denied(c, "", d)
-	if c.ID.IsZero() && d.Code == codes.Unauthenticated {
-		return d.status("the caller could not be authenticated: " + d.Reason)
-	}
-	return d.status(d.message())
+	return d.status(d.message(c))
 }
 
 func (s nativeService) result(ctx context.Context, issuer *ca.Issuer, shared *rendered, c caller, r *chanceryv1.CertificateRequest) (*chanceryv1.Result, *Denial) {
@@ -69,7 +66,7 @@ func (s nativeService) result(ctx context.Context, issuer *ca.Issuer, shared *re
 		cert, id, d = s.issue(ctx, issuer, c, ask{r.GetCsr(), r.GetSpiffeId(), ttl})
 	}
 	if d != nil {
-		refusal := &chanceryv1.Refusal{Code: uint32(d.Code), Reason: d.Reason, Message: d.message()}
+		refusal := &chanceryv1.Refusal{Code: uint32(d.Code), Reason: d.Reason, Message: d.message(c)}
 		if d.RetryAfter > 0 {
 			refusal.RetryAfter = durationpb.New(d.RetryAfter)
 		}
@@ -96,10 +93,16 @@ func lifetimeOf(r *chanceryv1.CertificateRequest) (time.Duration, *Denial) {
 	return l.AsDuration(), nil
 }
 
-// message is what an authenticated caller is told; of our own faults only that there is one.
-func (d *Denial) message() string {
-	if d.Code == codes.Internal {
+// message is what a caller is told: of our own faults only that there is one, and the detail only once it is known who
+// asks. Details of faults name our files and the API server's address.
+func (d *Denial) message(c caller) string {
+	switch {
+	case d.Code == codes.Internal:
 		return "internal error; see the server's log"
+	case d.Code == codes.Unavailable:
+		return "not possible now: " + d.Reason + "; the server's log says why"
+	case c.ID.IsZero():
+		return "the caller could not be authenticated: " + d.Reason
 	}
 	return d.Detail
 }

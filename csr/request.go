@@ -72,33 +72,33 @@ func checkNames(req *x509.CertificateRequest, id trust.ID) error {
 			return fmt.Errorf("the CSR's subject has %s=%.80q; leave the subject empty, the identity is %s", attr.Type, attr.Value, id)
 		}
 	}
-	for _, u := range req.URIs {
-		if u.String() != id.String() {
-			return fmt.Errorf("the CSR asks for the URI %.120q; the identity is %s", u, id)
-		}
-	}
 	for _, e := range req.Extensions {
-		if e.Id.Equal(oidSAN) {
-			return onlyURIs(e.Value)
+		if e.Id.Equal(oidSAN) { // there is one at most, or it would not have parsed
+			return onlyURI(e.Value, id)
 		}
 	}
 	return nil
 }
 
-// onlyURIs refuses every other type of name, also those that crypto/x509 skips in silence.
-func onlyURIs(value []byte) error {
+// onlyURI reads subject alternative names itself: crypto/x509 skips some types of names in silence, and what it returns
+// as a URI has lost an empty fragment and the case of its scheme.
+func onlyURI(value []byte, id trust.ID) error {
 	der, names := cryptobyte.String(value), cryptobyte.String(nil)
 	if !der.ReadASN1(&names, cbasn1.SEQUENCE) || !der.Empty() {
 		return fmt.Errorf("the CSR's subject alternative names do not parse")
 	}
-	for !names.Empty() {
+	for first := true; !names.Empty(); first = false {
 		var name cryptobyte.String
 		var tag cbasn1.Tag
-		if !names.ReadAnyASN1(&name, &tag) {
+		switch {
+		case !names.ReadAnyASN1(&name, &tag):
 			return fmt.Errorf("the CSR's subject alternative names do not parse")
-		}
-		if tag != cbasn1.Tag(6).ContextSpecific() {
+		case tag != cbasn1.Tag(6).ContextSpecific():
 			return fmt.Errorf("the CSR asks for a name of type %d (%.80q); only the SPIFFE ID as a URI is issued", tag&0x1f, []byte(name))
+		case string(name) != id.String():
+			return fmt.Errorf("the CSR asks for the URI %.120q; the identity is %s", []byte(name), id)
+		case !first:
+			return fmt.Errorf("the CSR has more than one URI; an SVID has exactly one, %s", id)
 		}
 	}
 	return nil

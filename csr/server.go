@@ -2,6 +2,7 @@ package csr
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"runtime/debug"
@@ -23,8 +24,9 @@ import (
 
 // Bounds on what a connection may do.
 const (
-	maxMessage = 2 << 20 // so that a CSR that is too large gets an answer that says so
-	maxStreams = 1000    // concurrent calls of one connection
+	maxMessage = 2 << 20  // so that a CSR that is too large gets an answer that says so
+	maxHeaders = 64 << 10 // of one call, read before anybody is known: the largest token has 16 kB
+	maxStreams = 1000     // concurrent calls of one connection
 	drainTime  = 10 * time.Second
 	// streamWorkers are goroutines that stay, with stacks grown already; calls beyond them get goroutines of their own.
 	streamWorkers = 16
@@ -41,6 +43,7 @@ func NewServer(s *Service, own func() *trust.Identity) *Server {
 	g := grpc.NewServer(
 		grpc.Creds(credentials.NewTLS(trust.ServerTLS(own))),
 		grpc.MaxRecvMsgSize(maxMessage),
+		grpc.MaxHeaderListSize(maxHeaders),
 		grpc.MaxConcurrentStreams(maxStreams),
 		grpc.ConnectionTimeout(10*time.Second),
 		grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionIdle: 30 * time.Minute, Time: time.Minute, Timeout: 20 * time.Second}),
@@ -75,7 +78,7 @@ func (s *Server) Run(ctx context.Context, l net.Listener) error {
 		s.grpc.GracefulStop()
 	})
 	defer stop()
-	if err := s.grpc.Serve(l); err != nil {
+	if err := s.grpc.Serve(l); err != nil && !errors.Is(err, grpc.ErrServerStopped) { // stopped before it began
 		return fmt.Errorf("serving on %s: %w", l.Addr(), err)
 	}
 	return nil

@@ -68,6 +68,7 @@ type Refused struct {
 	After   time.Duration // how long to wait before another try; 0 = not said
 }
 
+// Error says that and why the server refused.
 func (r *Refused) Error() string {
 	return fmt.Sprintf("refused by the server: %s (%s, %s)", r.Message, r.Reason, r.Code)
 }
@@ -186,6 +187,7 @@ func (c *Client) serverBundle() (*trust.Bundle, error) {
 		return nil, err
 	}
 	if last != nil {
+		roots = slices.Clip(roots) // what the source returned stays its own
 		for _, r := range last.Roots() {
 			if !slices.ContainsFunc(roots, r.Equal) {
 				roots = append(roots, r)

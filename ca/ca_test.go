@@ -243,6 +243,32 @@ func TestLogHasIntentAndResult(t *testing.T) {
 	}
 }
 
+// A chain that verifies as it stands, but under which no leaf would, is refused before it is used.
+func TestIssuerBelowAPathLengthOfZeroIsRefused(t *testing.T) {
+	i, made, _ := newIssuer(t, CreateConfig{})
+	key, err := GenerateKey(P256)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := *made.Issuer
+	template.MaxPathLen, template.MaxPathLenZero, template.SubjectKeyId, template.AuthorityKeyId = -1, false, []byte{1}, nil
+	template.Subject.CommonName = "below"
+	der, err := x509.CreateCertificate(rand.Reader, &template, made.Issuer, key.Public(), made.IssuerKey)
+	if err != nil {
+		t.Fatal(err)
+	}
+	below, err := x509.ParseCertificate(der)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = NewIssuer(IssuerConfig{
+		Domain: i.domain, Key: key, Chain: []*x509.Certificate{below, made.Issuer}, Bundle: i.bundle, LogID: MinLogID, Log: i.log,
+	})
+	if err == nil || !strings.Contains(err.Error(), "path length") {
+		t.Errorf("an issuer below one that allows none: %v", err)
+	}
+}
+
 func TestRequestsRefused(t *testing.T) {
 	i, _, _ := newIssuer(t, CreateConfig{})
 	p := profile(t, ProfileConfig{KeyTypes: []string{"p256"}})

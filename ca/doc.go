@@ -5,7 +5,7 @@
 // signs its bytes. There is no other call that signs, so a signature without validation, lint and log entry cannot be
 // written down in Go. The lints run before the key is used, on the very bytes that are then signed.
 //
-//	token, err := issuer.Prepare(ctx, profile, ca.Request{ID: id, PublicKey: csr.PublicKey})
+//	token, err := issuer.Prepare(profile, ca.Request{ID: id, PublicKey: csr.PublicKey})
 //	cert, err := issuer.Issue(ctx, token)
 //
 // It refuses a lifetime beyond the profile or any certificate of the chain (invariant 3), a key type the profile does

@@ -129,6 +129,12 @@ func verifySigningChain(chain []*x509.Certificate, b *trust.Bundle, now time.Tim
 	if err != nil {
 		return nil, fmt.Errorf("it does not verify against the roots: %w", err)
 	}
+	// Verify took the issuing certificate for the leaf; under it there is one more.
+	for below, c := range paths[0] {
+		if c.MaxPathLen >= 0 && below > c.MaxPathLen { // -1 if there is no limit
+			return nil, fmt.Errorf("%q allows %d signing certificates below it (path length), and there are %d: nothing it issues would verify", c.Subject, c.MaxPathLen, below)
+		}
+	}
 	return paths[0], nil
 }
 

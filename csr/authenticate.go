@@ -96,6 +96,9 @@ func (s *Service) authenticate(ctx context.Context) (caller, *Denial) {
 	}
 	c, certDenial := s.byCertificate(ctx, cred)
 	if certDenial == nil {
+		if denial != nil {
+			s.warnOfToken(c, denial)
+		}
 		return c, nil
 	}
 	if denial != nil && certDenial.Code == codes.Unauthenticated { // of two final refusals the token's says more
@@ -103,6 +106,15 @@ func (s *Service) authenticate(ctx context.Context) (caller, *Denial) {
 		return caller{remote: cred.remote}, denial
 	}
 	return caller{remote: cred.remote}, certDenial
+}
+
+// warnOfToken says that a certificate stood in for a token: what is wrong with the token, such as an audience that was
+// taken out of the config, would else show only once certificates alone are not enough, for a whole fleet at a time.
+func (s *Service) warnOfToken(c caller, d *Denial) {
+	if s.denials.Allow() {
+		s.logger.Warn("token refused; renewing by certificate until that needs a token again", "reason", d.Reason, "detail", shorten(d.Detail),
+			"remote", c.remote, "spiffe_id", c.ID.String())
+	}
 }
 
 func (s *Service) byToken(ctx context.Context, cred credentialsOf) (caller, *Denial) {

@@ -159,6 +159,20 @@ func TestD16RenewalByCertificate(t *testing.T) {
 	}
 }
 
+// What is wrong with tokens shows while certificates still stand in for them.
+func TestD16TokenThatACertificateStoodInForIsLogged(t *testing.T) {
+	w := newWorld(t)
+	good := w.svid(webURI, fresh("Kubernetes"))
+	w.expect(t, shows(good), webURI, "")
+	if log := w.output.String(); strings.Contains(log, "token refused") {
+		t.Errorf("without a token the log says\n%s", log)
+	}
+	w.expect(t, call{bearer(token(claims{expires: -time.Hour})).headers, good}, webURI, "")
+	if log := w.output.String(); !strings.Contains(log, "token refused") || !strings.Contains(log, csr.ReasonTokenExpired) || !strings.Contains(log, webURI) {
+		t.Errorf("the log does not say which token was refused, and why:\n%s", log)
+	}
+}
+
 // Renewal keeps the attestation as it was, so that a stolen key ends with it; a token starts it anew.
 func TestD16AttestationIsCopiedOnRenewal(t *testing.T) {
 	w := newWorld(t, withPods)

@@ -62,6 +62,14 @@ func (c caller) requester() audit.Requester {
 	}
 }
 
+// place names the caller's node for admission; nodes of two clusters may have one name. Empty if the node is not known.
+func (c caller) place() string {
+	if c.Node == "" {
+		return ""
+	}
+	return c.Cluster + "/" + c.Node
+}
+
 // ask is one certificate asked for, whatever the API.
 type ask struct {
 	csr      []byte // DER
@@ -71,7 +79,7 @@ type ask struct {
 
 // issue decides on one request of an authenticated caller and has it signed, by the given issuer.
 func (s *Service) issue(ctx context.Context, issuer *ca.Issuer, c caller, a ask) (*ca.Certificate, trust.ID, *Denial) {
-	if d := s.admission.acquire(ctx, c.Node, c.ID.String()); d != nil {
+	if d := s.admission.acquire(ctx, c.place(), c.ID.String()); d != nil {
 		return nil, trust.ID{}, d
 	}
 	defer s.admission.release()

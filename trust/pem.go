@@ -1,6 +1,7 @@
 package trust
 
 import (
+	"bytes"
 	"crypto"
 	"crypto/x509"
 	"encoding/pem"
@@ -14,9 +15,9 @@ const (
 	MaxCertificates = 100     // of one file, chain or bundle
 )
 
-// ParseCertificates reads one or more PEM certificates. Anything else in the data, be it a key or text that is not
-// white space or a comment before a block, is an error: a bundle half of which is ignored is a bundle nobody checked.
-// Errors say which block is wrong.
+// ParseCertificates reads one or more PEM certificates. Text outside of blocks is a comment; any other block, be it a key
+// or a certificate that is damaged, is an error: a bundle half of which is ignored is a bundle nobody checked. Errors say
+// which block is wrong.
 func ParseCertificates(data []byte) ([]*x509.Certificate, error) {
 	if len(data) > MaxPEMBytes {
 		return nil, fmt.Errorf("PEM is %d bytes; at most %d are read", len(data), MaxPEMBytes)
@@ -28,10 +29,13 @@ func ParseCertificates(data []byte) ([]*x509.Certificate, error) {
 			if n == 1 {
 				return nil, errors.New("no PEM block found; expected -----BEGIN CERTIFICATE-----")
 			}
-			if !onlyText(rest) {
+			if bytes.Contains(rest, []byte("-----BEGIN")) {
 				return nil, fmt.Errorf("PEM block %d does not decode; is the file cut off?", n)
 			}
 			return certs, nil
+		}
+		if read := data[:len(data)-len(rest)]; bytes.Count(read, []byte("-----BEGIN")) > 1 { // the decoder skips what it cannot read
+			return nil, fmt.Errorf("PEM block %d does not decode; is it damaged?", n)
 		}
 		if block.Type != "CERTIFICATE" {
 			return nil, fmt.Errorf("PEM block %d is a %q; expected a CERTIFICATE", n, block.Type)
@@ -47,24 +51,15 @@ func ParseCertificates(data []byte) ([]*x509.Certificate, error) {
 	}
 }
 
-// onlyText reports whether what follows the last block holds no begun block.
-func onlyText(rest []byte) bool {
-	for i := 0; i+10 <= len(rest); i++ {
-		if string(rest[i:i+10]) == "-----BEGIN" {
-			return false
-		}
-	}
-	return true
-}
-
-// ParseKey reads exactly one private key in PEM: PKCS#8, SEC 1 (EC) or PKCS#1 (RSA). Errors never hold key bytes.
+// ParseKey reads the private key that the data begins with, in PEM: PKCS#8, SEC 1 (EC) or PKCS#1 (RSA). Errors never
+// hold key bytes.
 func ParseKey(data []byte) (crypto.Signer, error) {
 	if len(data) > MaxPEMBytes {
 		return nil, fmt.Errorf("PEM is %d bytes; at most %d are read", len(data), MaxPEMBytes)
 	}
-	block, _ := pem.Decode(data)
+	block, rest := pem.Decode(data)
 	for block != nil && block.Type == "EC PARAMETERS" { // openssl ecparam -genkey writes one before the key
-		block, data = pem.Decode(data[len(pem.EncodeToMemory(block)):])
+		block, rest = pem.Decode(rest)
 	}
 	if block == nil {
 		return nil, errors.New("no PEM block found; expected a private key")

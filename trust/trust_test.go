@@ -379,6 +379,22 @@ func TestParseKey(t *testing.T) {
 	}
 }
 
+// The standard library's decoder skips a block that it cannot read; a bundle must not lose a root that way.
+func TestParseCertificatesRefusesDamage(t *testing.T) {
+	a, b := string(EncodeCertificates(newTestCA(t, "a").cert)), string(EncodeCertificates(newTestCA(t, "b").cert))
+	damaged := strings.Replace(a, "\n", "\n?", 1)
+	for name, text := range map[string]string{
+		"first": damaged + b, "in the middle": b + damaged + b, "last": b + damaged, "cut off": b + a[:len(a)/2], "cut off before another": a[:len(a)/2] + "\n" + b,
+	} {
+		if certs, err := ParseCertificates([]byte(text)); err == nil || !strings.Contains(err.Error(), "does not decode") {
+			t.Errorf("%s: %d certificates, %v", name, len(certs), err)
+		}
+	}
+	if certs, err := ParseCertificates([]byte("# a\n" + a + "\n# b\n" + b + "\n")); err != nil || len(certs) != 2 {
+		t.Errorf("with comments: %d certificates, %v", len(certs), err)
+	}
+}
+
 func FuzzParseCertificates(f *testing.F) {
 	c := newTestCA(f, "root")
 	f.Add(EncodeCertificates(c.cert, c.cert))

@@ -1,6 +1,7 @@
 package authority
 
 import (
+	"crypto/rand"
 	"crypto/x509"
 	"errors"
 	"io"
@@ -199,6 +200,47 @@ func TestRenewalWhoseStoreFails(t *testing.T) {
 	}
 }
 
+// What was stored without our learning of it is where the next try starts, or each would be a conflict until a restart.
+func TestRenewalCatchesUpWithAWriteThatHappened(t *testing.T) {
+	c := setup(t, t.TempDir())
+	if _, err := Init(t.Context(), c, "test"); err != nil {
+		t.Fatal(err)
+	}
+	k, told := open(t, c), open(t, c)
+	if err := told.renew(t.Context()); err != nil { // the write that k does not know of
+		t.Fatal(err)
+	}
+	if err := k.renew(t.Context()); !errors.Is(err, store.ErrConflict) {
+		t.Fatalf("got %v", err)
+	}
+	if err := k.renew(t.Context()); err != nil || k.Document().Version != 3 {
+		t.Errorf("the try after a conflict: version %d, %v", k.Document().Version, err)
+	}
+	if again := open(t, c); again.issuer.Load().SKI() != k.issuer.Load().SKI() {
+		t.Error("after a restart another issuer is in use")
+	}
+}
+
+func TestIssuerThatFailsItsCheckIsNotStored(t *testing.T) {
+	c := setup(t, t.TempDir())
+	if _, err := Init(t.Context(), c, "test"); err != nil {
+		t.Fatal(err)
+	}
+	k := open(t, c)
+	before := k.issuer.Load()
+	bad, err := ca.NewProfile("bad", ca.ProfileConfig{IDPaths: []string{"/" + strings.Repeat("x", trust.MaxIDLen-len("spiffe://td/"))}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	k.config.Profiles = []*ca.Profile{bad} // too long in this domain
+	if err := k.renew(t.Context()); err == nil || !strings.Contains(err.Error(), "is not used") {
+		t.Errorf("got %v", err)
+	}
+	if again := open(t, c); again.Document().Version != 1 || again.issuer.Load().SKI() != before.SKI() {
+		t.Error("an issuer that failed its check is what a restart finds")
+	}
+}
+
 // plugged writes a plugged-in issuer in Istio's layout and returns its parts.
 func plugged(t *testing.T, dir string, made *ca.Created, roots ...*x509.Certificate) {
 	t.Helper()
@@ -303,5 +345,47 @@ func TestRootThatIssuesItself(t *testing.T) {
 	}
 	if len(i.Chain()) != 0 {
 		t.Errorf("the chain of a root that issues has %d certificates besides the root", len(i.Chain()))
+	}
+}
+
+// No root may be taken out yet, so one that ends beside the one in use must not keep a server from starting.
+func TestRootThatEndedBesideTheOneInUse(t *testing.T) {
+	c := setup(t, t.TempDir())
+	dir := t.TempDir()
+	c.Plugged = &Plugged{Dir: dir, Layout: files.CACerts}
+	made := newCA(t, c)
+	other := newCA(t, c)
+	template := *other.Root
+	template.NotBefore, template.NotAfter, template.AuthorityKeyId = time.Now().Add(-time.Hour), time.Now().Add(-time.Minute), nil
+	der, err := x509.CreateCertificate(rand.Reader, &template, &template, other.RootKey.Public(), other.RootKey)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended, err := x509.ParseCertificate(der)
+	if err != nil {
+		t.Fatal(err)
+	}
+	plugged(t, dir, made, made.Root, ended)
+	if _, err := Init(t.Context(), c, "test"); err == nil || !strings.Contains(err.Error(), "ended at") || !strings.Contains(err.Error(), dir) {
+		t.Errorf("adopting a root that has ended gave %v", err)
+	}
+	doc := NewDocument() // as it was made while the root lived
+	for _, add := range []struct {
+		kind AuthorityKind
+		cert *x509.Certificate
+	}{{KindRoot, made.Root}, {KindRoot, ended}, {KindIssuer, made.Issuer}} {
+		if err := doc.Add(c.Domain, add.kind, add.cert, nil, c.Sealer); err != nil {
+			t.Fatal(err)
+		}
+	}
+	data, err := doc.Encode(c.Sealer)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Store.Create(t.Context(), data); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := open(t, c).Issuer(); err != nil {
+		t.Error(err)
 	}
 }

@@ -7,7 +7,9 @@ package authority
 
 import (
 	"context"
+	"crypto/sha256"
 	"crypto/x509"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -92,7 +94,8 @@ func create(ctx context.Context, doc *Document, c Config, actor string) error {
 	return doc.Add(c.Domain, KindIssuer, made.Issuer, made.IssuerKey, c.Sealer)
 }
 
-// adopt writes a plugged-in issuer and its roots into the document, without keys. They enter as one generation.
+// adopt writes a plugged-in issuer and its roots into the document, without keys. A root that has ended is refused here
+// only: one that ends later, beside the one in use, must not keep a server from starting, since no root may be taken out.
 func adopt(doc *Document, c Config) error {
 	set, err := files.Read(c.Plugged.Dir, c.Plugged.Layout)
 	if err != nil {
@@ -102,6 +105,9 @@ func adopt(doc *Document, c Config) error {
 		return err
 	}
 	for _, r := range set.Roots {
+		if time.Now().After(r.NotAfter) {
+			return fmt.Errorf("root certificate %q in %s ended at %s", r.Subject, c.Plugged.Dir, r.NotAfter.UTC().Format(time.RFC3339))
+		}
 		if err := doc.Add(c.Domain, KindRoot, r, nil, c.Sealer); err != nil {
 			return err
 		}
@@ -142,7 +148,11 @@ func Open(ctx context.Context, c Config) (*Keeper, error) {
 	} else if err != nil {
 		return nil, err
 	}
-	return a, a.swap(issuer)
+	if err := a.check(issuer); err != nil {
+		return nil, err
+	}
+	a.swap(issuer)
+	return a, nil
 }
 
 func expired(a *Authority) bool {
@@ -169,14 +179,18 @@ func (a *Keeper) Document() *Document {
 	return a.doc
 }
 
-// swap puts an issuer to use after its self-check.
-func (a *Keeper) swap(i *ca.Issuer) error {
+// check is done before the document names an issuer: one that fails it must not be what the next start finds.
+func (a *Keeper) check(i *ca.Issuer) error {
 	if err := i.SelfCheck(a.config.Profiles...); err != nil {
 		return fmt.Errorf("issuer %s is not used: %w", i.SKI(), err)
 	}
+	return nil
+}
+
+// swap puts an issuer to use.
+func (a *Keeper) swap(i *ca.Issuer) {
 	a.issuer.Store(i)
 	a.config.Logger.Info("issuer in use", "issuer", i.SKI(), "not_after", i.NotAfter().UTC(), "generation", i.Bundle().Generation())
-	return nil
 }
 
 // Run renews the issuer at half of its life, or watches the plugged-in files, until ctx ends.
@@ -231,10 +245,14 @@ func (a *Keeper) renew(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if err := a.check(issuer); err != nil {
+		return err
+	}
 	if err := a.store(ctx, next); err != nil {
 		return err
 	}
-	return a.swap(issuer)
+	a.swap(issuer)
+	return nil
 }
 
 // store replaces the stored document by next. Caller holds mu or is alone.
@@ -244,10 +262,24 @@ func (a *Keeper) store(ctx context.Context, next *Document) error {
 		return err
 	}
 	if err := a.config.Store.Replace(ctx, a.doc.Version, data); err != nil {
+		a.catchUp(ctx)
 		return err
 	}
 	a.doc, a.data = next, data
 	return nil
+}
+
+// catchUp looks whether a write that failed happened all the same, now or at an earlier try: then each later one would
+// be a conflict. Only a successor of the document that we have is taken. Caller holds mu or is alone.
+func (a *Keeper) catchUp(ctx context.Context) {
+	data, version, err := a.config.Store.Load(ctx)
+	if err != nil || version != a.doc.Version+1 {
+		return
+	}
+	doc, err := DecodeDocument(data, version, a.config.Sealer)
+	if sum := sha256.Sum256(a.data); err == nil && doc.Previous == hex.EncodeToString(sum[:]) {
+		a.doc, a.data = doc, data
+	}
 }
 
 // use takes a set of plugged-in files into use: a new issuer under the same roots at once, any change of the roots
@@ -267,6 +299,9 @@ func (a *Keeper) use(ctx context.Context, set *files.Set) error {
 	if !have.SameRoots(issuer.Bundle()) {
 		return rootsChanged(c.Plugged.Dir)
 	}
+	if err := a.check(issuer); err != nil {
+		return err
+	}
 	active, err := a.doc.Active(c.Domain, KindIssuer)
 	if err != nil {
 		return err
@@ -283,9 +318,7 @@ func (a *Keeper) use(ctx context.Context, set *files.Set) error {
 			return err
 		}
 	}
-	if err := a.swap(issuer); err != nil {
-		return err
-	}
+	a.swap(issuer)
 	a.set = set
 	return nil
 }
@@ -302,11 +335,6 @@ func (c Config) issuerOf(set *files.Set, generation uint64, logID uint32) (*ca.I
 	bundle, err := trust.NewBundle(c.Domain, generation, set.Roots)
 	if err != nil {
 		return nil, err
-	}
-	for _, r := range set.Roots {
-		if time.Now().After(r.NotAfter) {
-			return nil, fmt.Errorf("root certificate %q ended at %s", r.Subject, r.NotAfter.UTC().Format(time.RFC3339))
-		}
 	}
 	return ca.NewIssuer(ca.IssuerConfig{
 		Domain: c.Domain, Key: set.Key, Chain: set.Chain, Bundle: bundle, LogID: logID, Log: c.Log,

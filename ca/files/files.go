@@ -140,7 +140,8 @@ type Watcher struct {
 	Logger *slog.Logger
 }
 
-// Run watches until ctx ends. A set that cannot be read or applied is reported once, and tried again when it changes.
+// Run watches until ctx ends. A set that cannot be read or applied is tried again each time, and reported when the reason
+// changes.
 func (w *Watcher) Run(ctx context.Context) error {
 	ticker := time.NewTicker(pollEvery)
 	defer ticker.Stop()

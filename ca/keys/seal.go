@@ -18,6 +18,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strings"
 )
 
@@ -29,22 +30,39 @@ type Sealer struct {
 	mac  []byte
 }
 
-// CreateSealer makes a new sealing key in a file with mode 0600 that must not exist yet.
+// CreateSealer makes a new sealing key in a file with mode 0600 that must not exist yet. A crash leaves the whole key
+// or none, and once it returns the key is on disk: a document sealed with a key that is lost would be lost with it.
 func CreateSealer(path string) (*Sealer, error) {
 	key := make([]byte, keyBytes)
 	rand.Read(key)
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	tmp, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".new-*") // with mode 0600
 	if err != nil {
 		return nil, fmt.Errorf("creating sealing key: %w", err)
 	}
-	_, err = f.WriteString(base64.StdEncoding.EncodeToString(key) + "\n")
+	defer os.Remove(tmp.Name())
+	_, err = tmp.WriteString(base64.StdEncoding.EncodeToString(key) + "\n")
 	if err == nil {
-		err = f.Sync() // a document sealed with a key that a crash loses would be lost with it
+		err = tmp.Sync()
 	}
-	if err = errors.Join(err, f.Close()); err != nil {
+	if err = errors.Join(err, tmp.Close()); err == nil {
+		err = os.Link(tmp.Name(), path) // unlike a rename it never replaces a key that is there
+	}
+	if err == nil {
+		err = syncDir(filepath.Dir(path))
+	}
+	if err != nil {
 		return nil, fmt.Errorf("writing sealing key %s: %w", path, err)
 	}
 	return newSealer(key)
+}
+
+func syncDir(path string) error {
+	d, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	return d.Sync()
 }
 
 // LoadSealer reads the sealing key from a file: 32 bytes in base64, readable by its owner only.

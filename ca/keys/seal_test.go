@@ -48,6 +48,9 @@ func TestSealingKeyFile(t *testing.T) {
 	if _, err := CreateSealer(path); err == nil {
 		t.Error("an existing key was made anew")
 	}
+	if names, err := os.ReadDir(dir); err != nil || len(names) != 1 {
+		t.Errorf("left beside the key: %v, %v", names, err)
+	}
 	if err := os.Chmod(path, 0o640); err != nil {
 		t.Fatal(err)
 	}

@@ -15,6 +15,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net/url"
 	"os"
 	"slices"
@@ -47,6 +48,7 @@ type Config struct {
 	ID      trust.ID                                  // to ask for
 	TTL     time.Duration                             // to ask for; 0 = the server's default
 	Current func() *trust.Identity                    // the SVID to show to the server; nil result = none
+	Logger  *slog.Logger                              // told of a token that cannot be sent while an SVID stands in; nil = nobody
 }
 
 // Client asks for certificates. It is safe for concurrent use.
@@ -134,6 +136,9 @@ func (c *Client) token(ctx context.Context, haveSVID bool) (string, error) {
 		}
 	}
 	if err != nil && haveSVID {
+		if c.config.Logger != nil { // the server will not renew by certificate for ever: say so while there is time
+			c.config.Logger.Warn("no token to send; renewing by certificate while the server allows it", "spiffe_id", c.config.ID.String(), "reason", err.Error())
+		}
 		return "", nil
 	}
 	return token, err

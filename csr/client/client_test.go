@@ -280,7 +280,12 @@ func TestD16RenewalWithoutAGoodToken(t *testing.T) {
 			own := w.identity(web)
 			cfg := w.config()
 			cfg.Token, cfg.Current = tc.token, func() *trust.Identity { return own }
+			var log strings.Builder
+			cfg.Logger = slog.New(slog.NewTextHandler(&log, nil))
 			wantIssued(t, client.New(cfg))
+			if warned := strings.Contains(log.String(), "no token to send"); warned != (tc.name == "expired" || tc.name == "missing") {
+				t.Errorf("it logged %q", log.String())
+			}
 			if got := w.askers(); len(got) != 1 || !strings.HasPrefix(got[0], tc.want) {
 				t.Errorf("the server saw %q, want %q", got, tc.want)
 			}

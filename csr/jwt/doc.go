@@ -1,7 +1,7 @@
 // Package jwt owns the verification of Kubernetes service-account tokens: keys, signatures, claims, and the cache of
 // verdicts. A [Verifier] knows one issuer's key set and tells whom a token is for.
 //
-//	tokens := jwt.New(jwt.Config{
+//	tokens, err := jwt.New(jwt.Config{
 //		Issuer:    "https://kubernetes.default.svc",
 //		Audiences: []string{"istio-ca"},
 //		Keys:      func(context.Context) (io.ReadCloser, error) { return os.Open("jwks.json") },

@@ -26,6 +26,7 @@ func NewKeeper(c client.Config, logger *slog.Logger, observe func(error)) *rotat
 		id, _ := keeper.Current()
 		return id
 	}
+	c.Logger = logger
 	issuing := client.New(c)
 	keeper = rotate.NewKeeper(rotate.KeeperConfig{
 		ID: c.ID, Logger: logger, Observe: observe,

@@ -54,7 +54,15 @@ func ReplaceFile(path string, data []byte, mode os.FileMode) error {
 	if err := os.Remove(tmp); err != nil && !errors.Is(err, fs.ErrNotExist) { // of a crash, maybe with another mode
 		return fmt.Errorf("writing %s: %w", path, err)
 	}
-	if err := os.WriteFile(tmp, data, mode); err != nil {
+	f, err := os.OpenFile(tmp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode) // EXCL: never through a link that others put there
+	if err != nil {
+		return fmt.Errorf("writing %s: %w", path, err)
+	}
+	_, err = f.Write(data)
+	if err == nil {
+		err = f.Sync() // else a crash could leave the name with nothing in it
+	}
+	if err = errors.Join(err, f.Close()); err != nil {
 		return fmt.Errorf("writing %s: %w", path, err)
 	}
 	if err := os.Rename(tmp, path); err != nil {

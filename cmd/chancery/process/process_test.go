@@ -164,6 +164,17 @@ func TestReplaceFile(t *testing.T) {
 			t.Errorf("got %q %v %v", data, info.Mode(), err)
 		}
 	}
+	// A link that somebody else put there is not followed.
+	victim := filepath.Join(t.TempDir(), "victim")
+	if err := errors.Join(os.WriteFile(victim, []byte("mine"), 0o600), os.Symlink(victim, path+".new")); err != nil {
+		t.Fatal(err)
+	}
+	if err := ReplaceFile(path, []byte("three"), 0o600); err != nil {
+		t.Error(err)
+	}
+	if data, err := os.ReadFile(victim); err != nil || string(data) != "mine" {
+		t.Errorf("the file behind a link holds %q, %v", data, err)
+	}
 	if err := ReplaceFile("/nonexistent/f", nil, 0o600); err == nil || !strings.Contains(err.Error(), "/nonexistent/f") {
 		t.Errorf("got %v", err)
 	}

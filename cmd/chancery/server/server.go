@@ -70,8 +70,8 @@ func Open(ctx context.Context, settings *Settings, logger *slog.Logger) (_ *Serv
 	}
 	s.keeper = rotate.NewKeeper(rotate.KeeperConfig{ID: trust.SystemID(settings.domain, "server"), Issue: s.issueOwn, Logger: logger})
 	s.grpc = csr.NewServer(service, s.own)
-	s.registry.MustRegister(process.Expiries{Help: "Seconds until a certificate of the authority ends, by certificate.",
-		Name: "chancery_ca_certificate_expiry_seconds", Read: s.authority.Expiries})
+	s.registry.MustRegister(process.Expiries{Help: "Seconds until a certificate of the authority, or the server's own, ends, by certificate.",
+		Name: "chancery_ca_certificate_expiry_seconds", Read: s.expiries})
 	return s, nil
 }
 
@@ -145,6 +145,15 @@ func (s *Server) issueOwn(ctx context.Context, key crypto.Signer) (rotate.Issued
 func (s *Server) own() *trust.Identity {
 	id, _ := s.keeper.Current()
 	return id
+}
+
+// expiries returns the end of each certificate that the server's work depends on.
+func (s *Server) expiries() map[string]time.Time {
+	out := s.authority.Expiries()
+	if own := s.own(); own != nil {
+		out["server"] = own.NotAfter()
+	}
+	return out
 }
 
 // ready returns nil if certificates can be issued, else what is missing.

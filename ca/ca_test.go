@@ -121,6 +121,17 @@ func readLog(t *testing.T, path string) []audit.Record {
 	return out
 }
 
+// intents counts them; results follow by themselves, some milliseconds later.
+func intents(t *testing.T, path string) (n int) {
+	t.Helper()
+	for _, r := range readLog(t, path) {
+		if r.Event == audit.Intent {
+			n++
+		}
+	}
+	return n
+}
+
 // Every key type of issuer and of subject gives a certificate that verifies and passes zlint's RFC subset.
 func TestEveryKeyTypeVerifiesAndPassesZlint(t *testing.T) {
 	for _, issuing := range []KeyType{P256, P384, Ed25519, RSA} {
@@ -203,7 +214,7 @@ func TestInvariant3LeafEndsWithItsChainAndProfile(t *testing.T) {
 
 func TestInvariant10NoLogNoSignature(t *testing.T) {
 	i, made, path := newIssuer(t, CreateConfig{})
-	before := len(readLog(t, path))
+	before := intents(t, path)
 	full, err := audit.Open("/dev/full") // each write fails: no space left on device
 	if err != nil {
 		t.Skip(err)
@@ -219,8 +230,8 @@ func TestInvariant10NoLogNoSignature(t *testing.T) {
 	if !errors.Is(err, ErrNotReady) {
 		t.Errorf("Prepare gave %v; want ErrNotReady", err)
 	}
-	if n := len(readLog(t, path)); n != before {
-		t.Errorf("the other log grew from %d to %d lines", before, n)
+	if n := intents(t, path); n != before {
+		t.Errorf("the other log grew from %d to %d intents", before, n)
 	}
 }
 

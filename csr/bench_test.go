@@ -28,7 +28,7 @@ func BenchmarkIssue(b *testing.B) {
 			c, r := tc.call(w)
 			ctx := peer.NewContext(b.Context(), &peer.Peer{Addr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 1}})
 			ctx = metadata.NewIncomingContext(ctx, metadata.Pairs(c.headers...))
-			api := w.service.IstioAPI()
+			api := w.service
 			b.ReportAllocs()
 			b.SetParallelism(32)
 			b.ResetTimer()

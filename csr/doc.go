@@ -2,7 +2,8 @@
 //
 // The story of one request, by file: authenticate.go turns a token or client certificate into a Caller; identity.go
 // derives the SPIFFE ID that the caller may have; admission.go decides when; request.go reads the CSR; issue.go
-// prepares and issues; istio.go and native.go are the two gRPC faces; server.go serves them.
+// prepares and issues; istio.go and native.go are the two gRPC faces, method.go what
+// they share; server.go serves them.
 //
 // It refuses to take an identity from the CSR (invariant 2): of a CSR only the public key is used, and names in it
 // that differ from the derived identity are a denial. Every refusal has a stable reason that is the same in the audit

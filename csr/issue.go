@@ -40,6 +40,7 @@ type Service struct {
 	logger    *slog.Logger
 	metrics   *Metrics
 	denials   *rate.Limiter // of audit records that anybody on the network can cause
+	faults    *rate.Limiter // of audit records on faults of ours
 	rendered  renderCache
 }
 
@@ -50,7 +51,7 @@ func NewService(c Config) (*Service, error) {
 	}
 	return &Service{
 		domain: c.Domain, issuer: c.Issuer, profile: c.Profile, clusters: c.Clusters, admission: newAdmission(c.Admission),
-		log: c.Log, sampler: c.Sampler, logger: c.Logger, metrics: c.Metrics, denials: rate.NewLimiter(100, 1000),
+		log: c.Log, sampler: c.Sampler, logger: c.Logger, metrics: c.Metrics, denials: rate.NewLimiter(100, 1000), faults: rate.NewLimiter(100, 1000),
 	}, nil
 }
 
@@ -119,9 +120,14 @@ func refusal(err error) *Denial {
 }
 
 // denied puts a refusal into audit log and server log. Nothing was signed, so nobody waits for the disk; and since
-// anybody can cause refusals, their number in the log is bounded: the metrics count them all.
+// anybody can cause refusals, their number in the log is bounded: the metrics count them all. Faults of ours have a
+// bound of their own, so that strangers cannot hide them.
 func (s *Service) denied(c caller, asked string, d *Denial) {
-	if !s.denials.Allow() {
+	bound, level := s.denials, slog.LevelInfo
+	if d.Code == codes.Internal || d.Code == codes.Unavailable {
+		bound, level = s.faults, slog.LevelError
+	}
+	if !bound.Allow() {
 		s.metrics.deniedUnlogged.Inc()
 		return
 	}
@@ -131,10 +137,6 @@ func (s *Service) denied(c caller, asked string, d *Denial) {
 	})
 	if err != nil {
 		s.logger.Error("refusal not written to the audit log", "reason", err.Error())
-	}
-	level := slog.LevelInfo
-	if d.Code == codes.Internal || d.Code == codes.Unavailable { // ours, not the caller's
-		level = slog.LevelError
 	}
 	s.logger.Log(context.Background(), level, "certificate request refused", "reason", d.Reason, "detail", shorten(d.Detail),
 		"remote", who.Remote, "spiffe_id", who.SPIFFEID, "asked", shorten(asked))

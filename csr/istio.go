@@ -4,22 +4,26 @@ import (
 	"context"
 	"time"
 
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/structpb"
 	istio "istio.io/api/security/v1alpha1"
 
 	"github.com/chancery-project/chancery/ca"
 )
 
-// istioService is the face that Istio's agents and ztunnel know: istio.v1.auth.IstioCertificateService.
-type istioService struct {
-	istio.UnimplementedIstioCertificateServiceServer
-	*Service
-}
-
 const apiIstio = "istio"
 
-// CreateCertificate signs one CSR. The steps, and the codes where they fail:
+// istioService describes the face that Istio's agents and ztunnel know: istio.v1.auth.IstioCertificateService.
+func (s *Service) istioService() *grpc.ServiceDesc {
+	return &grpc.ServiceDesc{
+		ServiceName: istio.IstioCertificateService_ServiceDesc.ServiceName, Metadata: istio.IstioCertificateService_ServiceDesc.Metadata,
+		HandlerType: (*any)(nil), Streams: []grpc.StreamDesc{method("CreateCertificate", s.createCertificate)},
+	}
+}
+
+// createCertificate signs one CSR. The steps, and the codes where they fail:
 //  1. authenticate: Unauthenticated "request authenticate failure".
 //  2. lifetime and PEM: InvalidArgument.
 //  3. admission control: ResourceExhausted with RetryInfo.
@@ -29,40 +33,42 @@ const apiIstio = "istio"
 // Without an issuer, or if the audit log cannot be written, it is Unavailable (Istio's own CA says Internal here).
 //
 // The answer's chain has the leaf first, each intermediate an element, all roots in the last element.
-func (s istioService) CreateCertificate(ctx context.Context, r *istio.IstioCertificateRequest) (*istio.IstioCertificateResponse, error) {
+func (s *Service) createCertificate(ctx context.Context, read func(proto.Message) error) (proto.Message, error) {
 	start := time.Now()
-	resp, c, d := s.createCertificate(ctx, r)
+	issuer, c, d := s.begin(ctx)
+	r := new(istio.IstioCertificateRequest)
+	if d == nil {
+		if err := read(r); err != nil {
+			return nil, err
+		}
+	}
+	var chain []string
+	if d == nil {
+		chain, d = s.istioChain(ctx, issuer, c, r)
+	}
 	s.metrics.observe(apiIstio, c.Method, outcome(d), time.Since(start))
 	if d == nil {
-		return resp, nil
+		return &istio.IstioCertificateResponse{CertChain: chain}, nil
 	}
 	asked := impersonated(r)
 	s.denied(c, asked, d)
 	return nil, istioError(c, asked, d)
 }
 
-func (s istioService) createCertificate(ctx context.Context, r *istio.IstioCertificateRequest) (*istio.IstioCertificateResponse, caller, *Denial) {
-	issuer, err := s.issuer() // one snapshot for leaf, chain and roots (invariant 6)
-	if err != nil {
-		return nil, caller{}, notReady(err)
-	}
-	c, d := s.authenticate(ctx)
-	if d != nil {
-		return nil, c, d
-	}
+func (s *Service) istioChain(ctx context.Context, issuer *ca.Issuer, c caller, r *istio.IstioCertificateRequest) ([]string, *Denial) {
 	ttl, err := ca.Seconds(r.GetValidityDuration())
 	if err != nil {
-		return nil, c, &Denial{Code: codes.InvalidArgument, Reason: ReasonLifetime, Detail: err.Error()}
+		return nil, &Denial{Code: codes.InvalidArgument, Reason: ReasonLifetime, Detail: err.Error()}
 	}
 	der, d := decodePEM(r.GetCsr())
 	if d != nil {
-		return nil, c, d
+		return nil, d
 	}
 	cert, _, d := s.issue(ctx, issuer, c, ask{der, impersonated(r), ttl})
 	if d != nil {
-		return nil, c, d
+		return nil, d
 	}
-	return &istio.IstioCertificateResponse{CertChain: s.rendered.of(issuer).istioChain(cert.DER)}, c, nil
+	return s.rendered.of(issuer).istioChain(cert.DER), nil
 }
 
 // impersonated returns the identity asked for, empty for the caller's own. What is no string comes out as something

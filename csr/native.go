@@ -5,7 +5,9 @@ import (
 	"fmt"
 	"time"
 
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
@@ -13,27 +15,29 @@ import (
 	"github.com/chancery-project/chancery/ca"
 )
 
-// nativeService is chancery.v1.Issuance.
-type nativeService struct {
-	chanceryv1.UnimplementedIssuanceServer
-	*Service
-}
-
 const (
 	apiNative = "native"
 	maxBatch  = 100
 )
 
-// Issue signs a batch. It fails as a whole only for its caller or its size; each request has a result of its own.
-func (s nativeService) Issue(ctx context.Context, r *chanceryv1.IssueRequest) (*chanceryv1.IssueResponse, error) {
-	start := time.Now()
-	issuer, err := s.issuer() // one snapshot for all leaves, chain and bundle (invariant 6)
-	if err != nil {
-		return nil, s.refuse(caller{}, notReady(err), start)
+// nativeService describes chancery.v1.Issuance.
+func (s *Service) nativeService() *grpc.ServiceDesc {
+	return &grpc.ServiceDesc{
+		ServiceName: chanceryv1.Issuance_ServiceDesc.ServiceName, Metadata: chanceryv1.Issuance_ServiceDesc.Metadata,
+		HandlerType: (*any)(nil), Streams: []grpc.StreamDesc{method("Issue", s.issueBatch)},
 	}
-	c, d := s.authenticate(ctx)
+}
+
+// issueBatch signs a batch. It fails as a whole only for its caller or its size; each request has a result of its own.
+func (s *Service) issueBatch(ctx context.Context, read func(proto.Message) error) (proto.Message, error) {
+	start := time.Now()
+	issuer, c, d := s.begin(ctx)
 	if d != nil {
 		return nil, s.refuse(c, d, start)
+	}
+	r := new(chanceryv1.IssueRequest)
+	if err := read(r); err != nil {
+		return nil, err
 	}
 	if n := len(r.GetRequests()); n < 1 || n > maxBatch {
 		return nil, s.refuse(c, badCSR("the batch has %d requests; send 1 to %d", n, maxBatch), start)
@@ -52,13 +56,13 @@ func (s nativeService) Issue(ctx context.Context, r *chanceryv1.IssueRequest) (*
 	return resp, nil
 }
 
-func (s nativeService) refuse(c caller, d *Denial, start time.Time) error {
+func (s *Service) refuse(c caller, d *Denial, start time.Time) error {
 	s.metrics.observe(apiNative, c.Method, outcome(d), time.Since(start))
 	s.denied(c, "", d)
 	return d.status(d.message(c))
 }
 
-func (s nativeService) result(ctx context.Context, issuer *ca.Issuer, shared *rendered, c caller, r *chanceryv1.CertificateRequest) (*chanceryv1.Result, *Denial) {
+func (s *Service) result(ctx context.Context, issuer *ca.Issuer, shared *rendered, c caller, r *chanceryv1.CertificateRequest) (*chanceryv1.Result, *Denial) {
 	ttl, d := lifetimeOf(r)
 	var cert *ca.Certificate
 	var id fmt.Stringer

@@ -16,17 +16,16 @@ import (
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/reflection"
 	"google.golang.org/grpc/status"
-	istio "istio.io/api/security/v1alpha1"
 
-	"github.com/chancery-project/chancery/api/chanceryv1"
 	"github.com/chancery-project/chancery/trust"
 )
 
 // Bounds on what a connection may do.
 const (
-	maxMessage = 2 << 20  // so that a CSR that is too large gets an answer that says so
+	maxMessage = 2 << 20  // of a known caller; so that a CSR that is too large gets an answer that says so
 	maxHeaders = 64 << 10 // of one call, read before anybody is known: the largest token has 16 kB
-	maxStreams = 1000     // concurrent calls of one connection
+	window     = 64 << 10 // of a message that nobody reads yet
+	maxStreams = 250      // concurrent calls of one connection
 	drainTime  = 10 * time.Second
 	// streamWorkers are goroutines that stay, with stacks grown already; calls beyond them get goroutines of their own.
 	streamWorkers = 16
@@ -45,17 +44,18 @@ func NewServer(s *Service, own func() *trust.Identity) *Server {
 		grpc.MaxRecvMsgSize(maxMessage),
 		grpc.MaxHeaderListSize(maxHeaders),
 		grpc.MaxConcurrentStreams(maxStreams),
+		grpc.InitialWindowSize(window), // set, it does not grow with the line's speed
 		grpc.ConnectionTimeout(10*time.Second),
 		grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionIdle: 30 * time.Minute, Time: time.Minute, Timeout: 20 * time.Second}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 20 * time.Second, PermitWithoutStream: true}),
 		grpc.NumStreamWorkers(streamWorkers),
-		grpc.UnaryInterceptor(s.recoverPanic),
+		grpc.StreamInterceptor(s.recoverPanic),
 	)
 	h := health.NewServer()
 	h.SetServingStatus("", healthpb.HealthCheckResponse_NOT_SERVING)
 	healthpb.RegisterHealthServer(g, h)
-	istio.RegisterIstioCertificateServiceServer(g, istioService{Service: s})
-	chanceryv1.RegisterIssuanceServer(g, nativeService{Service: s})
+	g.RegisterService(s.istioService(), nil)
+	g.RegisterService(s.nativeService(), nil)
 	reflection.Register(g)
 	return &Server{g, h}
 }
@@ -85,7 +85,7 @@ func (s *Server) Run(ctx context.Context, l net.Listener) error {
 }
 
 // recoverPanic turns a bug met by one request into an error of that request.
-func (s *Service) recoverPanic(ctx context.Context, req any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (resp any, err error) {
+func (s *Service) recoverPanic(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handle grpc.StreamHandler) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
 			s.metrics.panics.Inc()
@@ -93,5 +93,5 @@ func (s *Service) recoverPanic(ctx context.Context, req any, info *grpc.UnarySer
 			err = status.Error(codes.Internal, "internal error; see the server's log")
 		}
 	}()
-	return handle(ctx, req)
+	return handle(srv, stream)
 }

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	reflectionpb "google.golang.org/grpc/reflection/grpc_reflection_v1"
@@ -60,6 +61,21 @@ func TestServerListsItsServices(t *testing.T) {
 	}
 	if slices.Contains(names, "chancery.v1.Admin") {
 		t.Error("the admin service is on the network (decision D14)")
+	}
+}
+
+// A stranger's message is not read, let alone kept: the answer comes before the first byte of it.
+func TestStrangersAreAnsweredBeforeTheirMessageIsRead(t *testing.T) {
+	w := newWorld(t)
+	conn := w.dial(nil)
+	for _, method := range []string{"/istio.v1.auth.IstioCertificateService/CreateCertificate", "/chancery.v1.Issuance/Issue"} {
+		stream, err := conn.NewStream(t.Context(), &grpc.StreamDesc{ClientStreams: true}, method) // headers only
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := stream.RecvMsg(new(istio.IstioCertificateResponse)); status.Code(err) != codes.Unauthenticated {
+			t.Errorf("%s: %v", method, err)
+		}
 	}
 }
 

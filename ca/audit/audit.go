@@ -33,10 +33,11 @@ type Log struct {
 	closed   bool
 	closing  chan struct{} // closed with closed, to end waits
 	spare    []byte        // of the last batch, to be filled again
+	begun    time.Time     // of the commit under way; zero if there is none
+	failed   error         // of the last commit
 
-	io     sync.Mutex // guards file and failed; held while writing
-	file   *os.File   // nil after a failure
-	failed error      // of the last commit
+	io   sync.Mutex // guards file; held while writing
+	file *os.File   // nil after a failure
 }
 
 // batch is a group of lines that are committed together.
@@ -54,6 +55,8 @@ const (
 	commitSpacing = time.Millisecond
 	// noteDelay is how long a record that nobody waits for may wait for company.
 	noteDelay = 50 * time.Millisecond
+	// hangs is how long a commit may take before the log counts as failed.
+	hangs = 5 * time.Second
 )
 
 // maxSpare bounds the memory that an idle log holds on to.
@@ -172,14 +175,20 @@ func (l *Log) rest(begun time.Time, written []byte) (idle bool) {
 // commit writes and syncs lines. A crash before the sync returns leaves any prefix of them in the file: their callers
 // were not told that they are durable, so nothing was signed on their account.
 func (l *Log) commit(lines []byte) error {
-	l.io.Lock()
-	defer l.io.Unlock()
-	l.failed = l.write(lines)
-	return l.failed
+	l.mu.Lock()
+	l.begun = time.Now()
+	l.mu.Unlock()
+	err := l.write(lines)
+	l.mu.Lock()
+	l.begun, l.failed = time.Time{}, err
+	l.mu.Unlock()
+	return err
 }
 
-// write does the work of commit. Caller holds io.
+// write does the work of commit.
 func (l *Log) write(lines []byte) error {
+	l.io.Lock()
+	defer l.io.Unlock()
 	if l.file == nil {
 		if err := l.open(); err != nil {
 			return err
@@ -240,10 +249,14 @@ func syncDir(dir string) error {
 	return d.Sync()
 }
 
-// Err returns why the last commit failed, nil if it did not. A server whose log fails is not ready.
+// Err returns why records cannot be written: the last commit failed, or the one under way hangs. A server whose log
+// fails is not ready. Err does not wait for the disk.
 func (l *Log) Err() error {
-	l.io.Lock()
-	defer l.io.Unlock()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.failed == nil && !l.begun.IsZero() && time.Since(l.begun) > hangs {
+		return fmt.Errorf("writing audit log %s: the disk has not answered for %s", l.path, time.Since(l.begun).Round(time.Second))
+	}
 	return l.failed
 }
 

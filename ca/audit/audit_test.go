@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
@@ -184,6 +185,26 @@ func TestReopenFollowsARenamedFile(t *testing.T) {
 			t.Errorf("%s has %q, want one line with %q", file, got, want)
 		}
 	}
+}
+
+// A disk that does not answer is told without waiting for it.
+func TestErrDoesNotWaitForAHangingDisk(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := &Log{path: "audit.jsonl", pending: newBatch(), closing: make(chan struct{})}
+		l.mu.Lock()
+		l.begun = time.Now()
+		l.mu.Unlock()
+		l.io.Lock() // as the commit under way holds it
+		defer l.io.Unlock()
+		time.Sleep(hangs)
+		if err := l.Err(); err != nil {
+			t.Errorf("after %s: %v", hangs, err)
+		}
+		time.Sleep(time.Second)
+		if err := l.Err(); err == nil || !strings.Contains(err.Error(), "has not answered") {
+			t.Errorf("a commit that hangs gave %v", err)
+		}
+	})
 }
 
 func BenchmarkAppendParallel16(b *testing.B) {

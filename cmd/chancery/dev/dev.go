@@ -51,6 +51,9 @@ func (d *dev) run(ctx context.Context) error {
 	if d.flags.ttl < ca.MinTTL || d.flags.ttl > ca.DefaultMaxTTL {
 		return fmt.Errorf("--svid-ttl %s: use %s to %s", d.flags.ttl, ca.MinTTL, ca.DefaultMaxTTL)
 	}
+	if d.flags.dir == "" { // such as from a variable that is not set; it would mean the current folder
+		return errors.New("--dir is empty; name a folder")
+	}
 	abs, err := filepath.Abs(d.flags.dir)
 	if err != nil {
 		return fmt.Errorf("--dir: %w", err)
@@ -182,7 +185,7 @@ func (d *dev) agent(ctx context.Context, s *server.Server, settings *server.Sett
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return a.Run(ctx, l) })
 	g.Go(func() error { return u.run(ctx) })
-	g.Go(func() error { return u.tokens.keepFile(ctx, d.path("token"), accountOf(self)) })
+	g.Go(func() error { return u.tokens.keepFile(ctx, d.path("token"), accountOf(self), d.logger) })
 	g.Go(func() error {
 		ready, err := u.wait(ctx, self)
 		if ready {
@@ -204,11 +207,13 @@ func (d *dev) sayReady(settings *server.Settings, took time.Duration) {
 	}
 	d.say("Agent serves SDS and the SPIFFE Workload API on %s.", d.path(socketName))
 	d.say("Ready after %.1f s. Try, in another shell:", took.Seconds())
-	d.say("  chancery svid fetch%s            your own identity", hint)
-	d.say("  chancery svid watch%s            see it renewed", hint)
-	d.say("  chancery svid fetch%s --write DIR   as files", hint)
-	d.say("  chancery authority show -c %s", d.path("server.yaml"))
-	d.say("  tail -f %s   who got which certificate", settings.AuditLog)
+	// Each line can be pasted into a shell as it is: the words behind it are a comment, and we are called as dev was.
+	name := os.Args[0]
+	d.say("  %s svid fetch%s               # your own identity", name, hint)
+	d.say("  %s svid watch%s               # see it renewed", name, hint)
+	d.say("  %s svid fetch%s --write DIR   # as files", name, hint)
+	d.say("  %s authority show -c %s", name, d.path("server.yaml"))
+	d.say("  tail -f %s   # who got which certificate", settings.AuditLog)
 	d.say("A token for the Istio API (clusterid: %s) is kept fresh in %s.", clusterName, d.path("token"))
 }
 

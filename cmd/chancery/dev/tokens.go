@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"os"
 	"time"
 
@@ -119,22 +120,33 @@ func (t *tokens) token(account string) (string, error) {
 	return signed, nil
 }
 
-// keepFile keeps a valid token in a file, for other clients to try the server with.
-func (t *tokens) keepFile(ctx context.Context, path, account string) error {
-	ticker := time.NewTicker(tokenLife / 2)
+// keepFile keeps a valid token in a file, for other clients to try the server with. Only the first must succeed: a disk
+// that is full later is no reason to end server and agent, which do not need the file.
+func (t *tokens) keepFile(ctx context.Context, path, account string, logger *slog.Logger) error {
+	ticker := time.NewTicker(tokenLife / 10)
 	defer ticker.Stop()
+	if err := t.writeFile(path, account); err != nil {
+		return err
+	}
 	for {
-		token, err := t.token(account)
-		if err == nil {
-			err = process.ReplaceFile(path, []byte(token), 0o600)
-		}
-		if err != nil {
-			return fmt.Errorf("keeping a token in %s: %w", path, err)
-		}
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-ticker.C:
 		}
+		if err := t.writeFile(path, account); err != nil {
+			logger.Warn("token file not renewed", "reason", err.Error())
+		}
 	}
+}
+
+func (t *tokens) writeFile(path, account string) error {
+	token, err := t.token(account)
+	if err == nil {
+		err = process.ReplaceFile(path, []byte(token), 0o600)
+	}
+	if err != nil {
+		return fmt.Errorf("keeping a token in %s: %w", path, err)
+	}
+	return nil
 }

@@ -96,7 +96,10 @@ func inspectCertificate(c *x509.Certificate, now time.Time) block {
 	if a, err := ca.AttestationOf(c); err != nil {
 		b.find("%v", err)
 	} else if a != nil {
-		b.Attestation = fmt.Sprintf("token seen %s, cluster %s, node %s", a.Time.UTC().Format(time.RFC3339), a.Cluster, a.Node)
+		b.Attestation = fmt.Sprintf("token seen %s, cluster %s", a.Time.UTC().Format(time.RFC3339), a.Cluster)
+		if a.Node != "" { // tokens that are bound to no pod have none
+			b.Attestation += ", node " + a.Node
+		}
 	}
 	return b
 }

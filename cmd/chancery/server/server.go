@@ -203,6 +203,7 @@ func (s *Server) Run(ctx context.Context, started func()) error {
 	g.Go(func() error { return process.HTTP{Metrics: s.registry, Ready: s.ready}.Run(ctx, s.metrics) })
 	g.Go(func() error { return serveAdmin(ctx, s.admin, adminService{authority: s.authority, log: s.log}) })
 	g.Go(func() error { return s.reopenLog(ctx) })
+	go s.retryLog(ctx) // not waited for: a write to a disk that hangs does not end
 	g.Go(func() error { return s.watchReady(ctx, started) })
 	g.Go(func() error { return s.grpc.Run(ctx, s.listener) })
 	return g.Wait()
@@ -218,7 +219,6 @@ func (s *Server) watchReady(ctx context.Context, started func()) error {
 	defer ticker.Stop()
 	var was error = errors.New("starting")
 	for {
-		s.retryLog()
 		for _, c := range s.clusters {
 			c.note(s.logger)
 		}
@@ -245,10 +245,19 @@ func (s *Server) watchReady(ctx context.Context, started func()) error {
 }
 
 // retryLog writes a line to a log that failed before: a server that is not ready gets no requests whose lines would
-// show that the disk has room again.
-func (s *Server) retryLog() {
-	if s.log.Err() != nil && s.log.Append(audit.Record{Event: audit.Started, Detail: "the audit log can be written again"}) == nil {
-		s.logger.Info("the audit log can be written again")
+// show that the disk has room again. A disk that hangs holds it up, and nothing else.
+func (s *Server) retryLog(ctx context.Context) {
+	ticker := time.NewTicker(time.Second)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+		if s.log.Err() != nil && s.log.Append(audit.Record{Event: audit.Started, Detail: "the audit log can be written again"}) == nil {
+			s.logger.Info("the audit log can be written again")
+		}
 	}
 }
 

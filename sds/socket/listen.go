@@ -17,8 +17,7 @@ const maxPath = len(syscall.RawSockaddrUnix{}.Path) - 1
 // Listen opens the agent's socket. A socket that nobody answers is left over from a crash and is replaced; one that
 // another process serves, and a path that is not a socket, are errors. A missing parent directory is made.
 //
-// The socket's mode is 0666: who may connect is decided for each call, on credentials that the
-// kernel vouches for.
+// The socket's mode is 0666: who may connect is decided for each call, on credentials that the kernel vouches for.
 // Whoever can write the directory can put a socket of their own in its place and pose as the agent, so it must belong
 // to the agent's user.
 func Listen(path string) (net.Listener, error) {

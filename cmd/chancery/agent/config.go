@@ -34,7 +34,7 @@ type Config struct {
 	Identity string `json:"identity"`
 	// AllowUIDs lists the Unix users that are served, besides root and the agent's own. Default none.
 	AllowUIDs []uint32 `json:"allowUIDs,omitempty"`
-	// SVIDTTL is the lifetime to ask for. Default: the server's.
+	// SVIDTTL is the lifetime to ask for. Default: the server's. The server moves it to between 5s and its maxTTL.
 	SVIDTTL string `json:"svidTTL,omitempty"`
 	// Files lists folders whose PEM files are served as file-cert: and file-root: to every allowed user. Default none.
 	Files []string `json:"files,omitempty"`

@@ -5,6 +5,7 @@
 package inspect
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -38,10 +39,12 @@ func Command() *cobra.Command {
 			if format == "json" {
 				return process.WriteJSON(cmd.OutOrStdout(), blocks)
 			}
+			var text bytes.Buffer // written at once, so that what cannot be written is an error
 			for _, b := range blocks {
-				b.print(cmd.OutOrStdout())
+				b.print(&text)
 			}
-			return nil
+			_, err = cmd.OutOrStdout().Write(text.Bytes())
+			return err
 		},
 	}
 	cmd.Flags().StringVarP(&format, "output", "o", "text", "text or json")

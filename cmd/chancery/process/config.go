@@ -43,6 +43,9 @@ func ReadConfig(path string) ([]byte, error) {
 // DecodeConfig reads YAML into a struct with json tags, strictly: a field that is unknown, also by its case alone, or
 // that occurs twice is an error. Errors name the field by its path, such as clusters[0].issuer, and what would be right.
 func DecodeConfig(data []byte, into any) error {
+	if err := oneDocument(data); err != nil {
+		return err
+	}
 	doc, err := yaml.YAMLToJSONStrict(data)
 	if err != nil {
 		return errors.New(strings.TrimSpace(yamlWords.Replace(err.Error())))
@@ -52,6 +55,26 @@ func DecodeConfig(data []byte, into any) error {
 		return explain(e)
 	}
 	return err
+}
+
+// oneDocument refuses a file with more than one YAML document: the parser reads the first and passes over the rest.
+func oneDocument(data []byte) error {
+	content, ended := false, false
+	for i, line := range strings.Split(string(data), "\n") {
+		line = strings.TrimRight(line, " \t\r")
+		if line == "---" || line == "..." || strings.HasPrefix(line, "--- ") { // wherever it stands, it ends what was before
+			ended = content
+			line = line[3:]
+		}
+		switch line = strings.TrimSpace(line); {
+		case line == "" || line[0] == '#' || line[0] == '%' && !content:
+		case ended:
+			return fmt.Errorf("line %d: a second YAML document begins; there should be one only", i+1)
+		default:
+			content = true
+		}
+	}
+	return nil
 }
 
 // yamlWords turns an error of the YAML parser into one line in words of the file.

@@ -49,6 +49,8 @@ func TestDecodeConfigErrorsNameTheField(t *testing.T) {
 		{"title: a\ntitle: b", `line 2: key "title" occurs twice`},
 		{"- a", "it should hold fields, such as title, list"},
 		{"a: b: c", "mapping values are not allowed"},
+		{"title: x\n---\nbogus: 1", "line 3: a second YAML document begins"},
+		{"---\ntitle: x\n...\n# and\n--- {bogus: 1}", "line 5: a second YAML document begins"},
 	} {
 		err := DecodeConfig([]byte(c.yaml), new(outer))
 		if err == nil || !strings.Contains(err.Error(), c.want) || strings.Contains(err.Error(), "\n") {
@@ -61,6 +63,11 @@ func TestDecodeConfigErrorsNameTheField(t *testing.T) {
 	}
 	if o.Title != "x" || o.List[0] != (inner{"a", 2, 3, true}) || len(o.UIDs) != 2 {
 		t.Errorf("got %+v", o)
+	}
+	for _, one := range []string{"---\ntitle: x\n---\n", "%YAML 1.1\n# c\n--- # d\ntitle: x\n...\n\n", "title: |\n  ---\n  x\n"} {
+		if err := DecodeConfig([]byte(one), new(outer)); err != nil {
+			t.Errorf("%q: %v", one, err)
+		}
 	}
 }
 

@@ -1,6 +1,7 @@
 package svid
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -35,16 +36,21 @@ func (f *flags) show(out io.Writer, c *workloadapi.X509Context, again bool) erro
 			return fmt.Errorf("--write %s: %w", f.write, err)
 		}
 	}
+	var text bytes.Buffer // written at once, so that what cannot be written is an error
 	switch {
 	case f.format == "json" && again:
 		return json.NewEncoder(out).Encode(toJSON(c))
 	case f.format == "json":
 		return process.WriteJSON(out, toJSON(c))
 	case f.format == "pem":
-		return showPEM(out, c)
+		if err := showPEM(&text, c); err != nil {
+			return err
+		}
+	default:
+		showText(&text, c)
 	}
-	showText(out, c)
-	return nil
+	_, err := out.Write(text.Bytes())
+	return err
 }
 
 func toJSON(c *workloadapi.X509Context) svidsJSON {

@@ -126,13 +126,19 @@ func checkForeign(dir string, files []string) error {
 	return nil
 }
 
-// newSet writes the files into a folder of their own, durably, and returns its name.
-func newSet(dir string, files map[string][]byte) (string, error) {
-	name := setPrefix + time.Now().UTC().Format("20060102T150405.000000000")
+// newSet writes the files into a folder of their own, durably, and returns its name. Where it fails, such as on a full
+// disk, nothing of it stays.
+func newSet(dir string, files map[string][]byte) (name string, err error) {
+	name = setPrefix + time.Now().UTC().Format("20060102T150405.000000000")
 	path := filepath.Join(dir, name)
 	if err := os.Mkdir(path, 0o700); err != nil {
 		return "", err
 	}
+	defer func() {
+		if err != nil {
+			os.RemoveAll(path)
+		}
+	}()
 	if err := os.Chmod(path, 0o700); err != nil {
 		return "", err
 	}

@@ -175,6 +175,21 @@ func TestWriteSetUnwritable(t *testing.T) {
 	}
 }
 
+// TestWriteSetFails: of a set that cannot be written as a whole, such as on a full disk, nothing stays.
+func TestWriteSetFails(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "out")
+	if err := writeSet(dir, set("a")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := newSet(dir, map[string][]byte{"a": []byte("key"), "no/folder": nil}); err == nil {
+		t.Error("a file in a folder that does not exist was written")
+	}
+	checkSet(t, dir, "a")
+	if n := countSets(t, dir); n != 1 {
+		t.Errorf("there are %d sets, want 1", n)
+	}
+}
+
 // TestWriteSetTwoWriters: each leaves a whole set, and none sweeps up the other's.
 func TestWriteSetTwoWriters(t *testing.T) {
 	dir := t.TempDir()

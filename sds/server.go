@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/health"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/reflection"
 	"google.golang.org/grpc/status"
 
@@ -85,7 +86,7 @@ func NewServer(cfg Config) (*Server, error) {
 // Run serves on ln, which must be a Unix socket (see Listen), until ctx ends or the listener fails; it closes ln. At
 // the end clients get Unavailable, which they answer by coming back. A server runs once.
 func (s *Server) Run(ctx context.Context, ln net.Listener) error {
-	return s.serve(ctx, ln, socket.Credentials{})
+	return s.serve(ctx, ln, socket.Credentials{Limit: socket.NewLimit()})
 }
 
 func (s *Server) serve(ctx context.Context, ln net.Listener, creds credentials.TransportCredentials) error {
@@ -119,6 +120,8 @@ func (s *Server) newGRPC(creds credentials.TransportCredentials) (*grpc.Server, 
 		grpc.Creds(creds),
 		grpc.MaxRecvMsgSize(1<<20),
 		grpc.MaxConcurrentStreams(4096), // an Envoy opens a stream for each secret
+		// A connection without a stream costs memory and file descriptors and does nothing.
+		grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionIdle: 5 * time.Minute}),
 		// A node has many connections that are silent nearly always: small buffers.
 		grpc.ReadBufferSize(1<<10),
 		grpc.WriteBufferSize(16<<10),

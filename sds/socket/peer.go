@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"sync"
 
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/credentials"
@@ -28,17 +29,23 @@ type Peer struct {
 }
 
 // Credentials are gRPC server credentials that add no security, but learn from the kernel who connects.
-type Credentials struct{}
+type Credentials struct {
+	Limit *Limit // of connections; nil = none
+}
 
 // ServerHandshake asks the kernel for the peer's credentials.
-func (Credentials) ServerHandshake(c net.Conn) (net.Conn, credentials.AuthInfo, error) {
+func (cr Credentials) ServerHandshake(c net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	p, err := peerOfConn(c)
 	if err != nil {
 		return nil, nil, err
 	}
-	if p.PIDFD != nil {
-		c = &pidfdConn{c, p.PIDFD}
+	if err := cr.Limit.enter(p.UID); err != nil {
+		if p.PIDFD != nil {
+			p.PIDFD.Close()
+		}
+		return nil, nil, err
 	}
+	c = &peerConn{Conn: c, peer: p, limit: cr.Limit}
 	return c, Info{credentials.CommonAuthInfo{SecurityLevel: credentials.PrivacyAndIntegrity}, p}, nil
 }
 
@@ -58,13 +65,25 @@ func (c Credentials) Clone() credentials.TransportCredentials { return c }
 // OverrideServerName does nothing on a server.
 func (Credentials) OverrideServerName(string) error { return nil }
 
-// pidfdConn closes the peer's pidfd with the connection.
-type pidfdConn struct {
+// peerConn gives back what its peer holds when it is closed.
+type peerConn struct {
 	net.Conn
-	pidfd *os.File
+	peer  Peer
+	limit *Limit
+	once  sync.Once
 }
 
-func (c *pidfdConn) Close() error { return errors.Join(c.Conn.Close(), c.pidfd.Close()) }
+// Close closes the connection and the peer's pidfd.
+func (c *peerConn) Close() error {
+	err := c.Conn.Close()
+	c.once.Do(func() {
+		c.limit.leave(c.peer.UID)
+		if c.peer.PIDFD != nil {
+			err = errors.Join(err, c.peer.PIDFD.Close())
+		}
+	})
+	return err
+}
 
 // Info carries the peer of a connection to the handlers of its calls.
 type Info struct {

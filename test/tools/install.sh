@@ -46,8 +46,10 @@ go_build() {
 
 # pip_install FOLDER REQUIREMENT
 pip_install() {
+	rm -rf "${tools:?}/.new-$1" # the working one stays until the new one is there
+	python3 -m pip install --quiet --no-input --root-user-action=ignore --target "$tools/.new-$1" "$2" || return 1
 	rm -rf "${tools:?}/$1"
-	python3 -m pip install --quiet --no-input --root-user-action=ignore --target "$tools/$1" "$2"
+	mv "$tools/.new-$1" "$tools/$1"
 }
 
 install_kube_apiserver() {

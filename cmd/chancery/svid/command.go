@@ -121,6 +121,9 @@ func (f *flags) connect(ctx context.Context) (*workloadapi.Client, string, error
 // address returns where the agent is, by the flag, the environment, or what answers; and which of these said so.
 func (f *flags) address() (addr, from string, err error) {
 	if f.socket != "" {
+		if scheme, _, ok := strings.Cut(f.socket, "://"); ok && scheme != "unix" {
+			return "", "", fmt.Errorf("--socket %q: give a path, or unix:// and a path", f.socket)
+		}
 		abs, err := filepath.Abs(strings.TrimPrefix(f.socket, "unix://"))
 		if err != nil {
 			return "", "", fmt.Errorf("--socket: %w", err)

@@ -54,7 +54,7 @@ const (
 	// of several, whose cost for processor and disk is the same.
 	commitSpacing = time.Millisecond
 	// noteDelay is how long a record that nobody waits for may wait for company.
-	noteDelay = 50 * time.Millisecond
+	noteDelay = 5 * time.Millisecond
 	// hangs is how long a commit may take before the log counts as failed.
 	hangs = 5 * time.Second
 )

@@ -11,7 +11,7 @@ import (
 
 // method describes a unary call whose handler decides when the request is read. gRPC's own unary handlers are given a
 // request that was read already: anybody could make the server hold 2 MiB for each call of each connection. Ours reads
-// only what a known caller sends; until then flow control lets in one window. On the wire the two are the same.
+// only what a known caller sends; a stranger is answered as soon as that is clear. On the wire the two are the same.
 func method(name string, handle func(ctx context.Context, read func(proto.Message) error) (proto.Message, error)) grpc.StreamDesc {
 	return grpc.StreamDesc{
 		StreamName:    name,

@@ -24,7 +24,6 @@ import (
 const (
 	maxMessage = 2 << 20  // of a known caller; so that a CSR that is too large gets an answer that says so
 	maxHeaders = 64 << 10 // of one call, read before anybody is known: the largest token has 16 kB
-	window     = 64 << 10 // of a message that nobody reads yet
 	maxStreams = 250      // concurrent calls of one connection
 	drainTime  = 10 * time.Second
 	// streamWorkers are goroutines that stay, with stacks grown already; calls beyond them get goroutines of their own.
@@ -44,7 +43,6 @@ func NewServer(s *Service, own func() *trust.Identity) *Server {
 		grpc.MaxRecvMsgSize(maxMessage),
 		grpc.MaxHeaderListSize(maxHeaders),
 		grpc.MaxConcurrentStreams(maxStreams),
-		grpc.InitialWindowSize(window), // set, it does not grow with the line's speed
 		grpc.ConnectionTimeout(10*time.Second),
 		grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionIdle: 30 * time.Minute, Time: time.Minute, Timeout: 20 * time.Second}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 20 * time.Second, PermitWithoutStream: true}),

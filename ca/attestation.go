@@ -5,11 +5,9 @@ import (
 	"encoding/asn1"
 	"fmt"
 	"time"
-)
 
-// oidAttestation marks the extension that carries an Attestation. Chancery has no number of its own from IANA, so it
-// lies under the arc for UUIDs, which nobody administers, with an arc short enough for every parser ("CHNC" in ASCII).
-var oidAttestation = asn1.ObjectIdentifier{2, 25, 0x43484E43, 1}
+	"github.com/chancery-project/chancery/ca/tbs"
+)
 
 // Attestation says how the holder of a certificate last proved itself with a token (decision D16). It is copied on
 // renewal by certificate, so that renewal can be refused once the proof is too old or its pod is gone. The extension
@@ -39,7 +37,7 @@ func (a *Attestation) marshal() ([]byte, error) {
 // AttestationOf returns the attestation in a certificate, or nil if it has none.
 func AttestationOf(c *x509.Certificate) (*Attestation, error) {
 	for _, e := range c.Extensions {
-		if !e.Id.Equal(oidAttestation) {
+		if !e.Id.Equal(tbs.OIDAttestation) {
 			continue
 		}
 		var a attestationASN1

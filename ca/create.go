@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/chancery-project/chancery/ca/audit"
+	"github.com/chancery-project/chancery/ca/tbs"
 	"github.com/chancery-project/chancery/trust"
 )
 
@@ -23,12 +24,14 @@ const (
 // CreateConfig says what Create shall make.
 type CreateConfig struct {
 	Domain    trust.Domain
-	KeyType   KeyType       // of both keys; default p256
+	KeyType   KeyType       // of both keys; default p256. Below an mldsa65 root the issuer is p256
 	RootTTL   time.Duration // default 10 years
 	IssuerTTL time.Duration // default 7 days
 	LogID     uint32
 	Log       *audit.Log
 	Requester audit.Requester
+	// RootKey and IssuerKey are used if they are set; else new keys are made in memory.
+	RootKey, IssuerKey crypto.Signer
 }
 
 // Created is a new root and an issuer under it, with their private keys.
@@ -52,11 +55,19 @@ func Create(ctx context.Context, c CreateConfig) (*Created, error) {
 	if c.IssuerTTL > c.RootTTL {
 		return nil, fmt.Errorf("issuer lifetime %s is above the root's %s", c.IssuerTTL, c.RootTTL)
 	}
-	rootKey, err := GenerateKey(c.KeyType)
+	rootKey, err := keyOr(c.RootKey, c.KeyType)
 	if err != nil {
 		return nil, fmt.Errorf("making root key: %w", err)
 	}
-	self, err := selfIssuer(c, rootKey)
+	issuerKey, err := keyOr(c.IssuerKey, IssuerType(c.KeyType))
+	if err != nil {
+		return nil, fmt.Errorf("making issuer key: %w", err)
+	}
+	now := time.Now()
+	self, err := NewSelfIssuer(SelfConfig{
+		Domain: c.Domain, Key: rootKey, CommonName: "root", NotBefore: now.Add(-DefaultBackdate),
+		NotAfter: now.Add(c.RootTTL).Truncate(time.Second), LogID: c.LogID, Log: c.Log,
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -64,53 +75,87 @@ func Create(ctx context.Context, c CreateConfig) (*Created, error) {
 	if err != nil {
 		return nil, fmt.Errorf("making root: %w", err)
 	}
-	issuer, issuerKey, err := self.NewIssuer(ctx, c.IssuerTTL, c.Requester)
+	issuer, err := self.SignIssuer(ctx, issuerKey.Public(), c.IssuerTTL, c.Requester)
 	if err != nil {
 		return nil, err
 	}
 	return &Created{Root: root, Issuer: issuer, RootKey: rootKey, IssuerKey: issuerKey}, nil
 }
 
-// selfIssuer returns an issuer for a root that does not exist yet: it signs its own certificate first.
-func selfIssuer(c CreateConfig, key crypto.Signer) (*Issuer, error) {
-	alg, err := algorithmOf(key.Public())
+func keyOr(key crypto.Signer, kt KeyType) (crypto.Signer, error) {
+	if key != nil {
+		return key, nil
+	}
+	return GenerateKey(kt)
+}
+
+// SelfConfig says what the root shall be that does not exist yet.
+type SelfConfig struct {
+	Domain              trust.Domain
+	Key                 crypto.Signer
+	CommonName          string // as in CARequest
+	NotBefore, NotAfter time.Time
+	LogID               uint32
+	Log                 *audit.Log // nil for one that only drafts
+}
+
+// NewSelfIssuer returns an issuer for a root that does not exist yet: it signs its own certificate first.
+func NewSelfIssuer(c SelfConfig) (*Issuer, error) {
+	alg, err := algorithmOf(c.Key.Public())
 	if err != nil {
 		return nil, err
 	}
-	spki, err := x509.MarshalPKIXPublicKey(key.Public())
+	spki, err := x509.MarshalPKIXPublicKey(c.Key.Public())
 	if err != nil {
 		return nil, fmt.Errorf("encoding root key: %w", err)
 	}
-	ski, err := keyID(spki)
+	ski, err := tbs.KeyID(spki)
 	if err != nil {
 		return nil, err
 	}
-	name, err := signingName(&CARequest{Domain: c.Domain, CommonName: "root"}, ski)
+	name, err := signingName(&CARequest{Domain: c.Domain, CommonName: c.CommonName}, ski)
 	if err != nil {
 		return nil, err
 	}
-	now := time.Now()
 	return &Issuer{
-		domain: c.Domain, name: name, ski: ski, key: key, algorithm: alg, notBefore: now.Add(-DefaultBackdate),
-		notAfter: now.Add(c.RootTTL).Truncate(time.Second), logID: c.LogID, log: c.Log,
+		domain: c.Domain, name: name, ski: ski, key: c.Key, algorithm: alg, notBefore: c.NotBefore, notAfter: c.NotAfter,
+		pathLen: -1, logID: c.LogID, log: c.Log,
 	}, nil
 }
 
-// NewIssuer makes an issuer under i, which is a root, with a new key of the root's type.
+// IssuerType returns the type of key for an issuer under a root: the same, but P-256 under ML-DSA, since each handshake
+// carries a signature of the issuer, and one of ML-DSA has 3,309 bytes.
+func IssuerType(root KeyType) KeyType {
+	if root == MLDSA65 {
+		return P256
+	}
+	return root
+}
+
+// NewIssuer makes an issuer under i, which is a root, with a new key of IssuerType.
 func (i *Issuer) NewIssuer(ctx context.Context, ttl time.Duration, who audit.Requester) (*x509.Certificate, crypto.Signer, error) {
 	kt, err := TypeOf(i.key.Public())
 	if err != nil {
 		return nil, nil, err
 	}
-	key, err := GenerateKey(kt)
+	key, err := GenerateKey(IssuerType(kt))
 	if err != nil {
 		return nil, nil, fmt.Errorf("making issuer key: %w", err)
 	}
-	cert, err := i.issueCA(ctx, issuerProfile(ttl), key.Public(), "issuer", 0, who)
+	cert, err := i.SignIssuer(ctx, key.Public(), ttl, who)
 	if err != nil {
-		return nil, nil, fmt.Errorf("making issuer: %w", err)
+		return nil, nil, err
 	}
 	return cert, key, nil
+}
+
+// SignIssuer makes the certificate of an issuer under i, which is a root, for a key that lies elsewhere.
+func (i *Issuer) SignIssuer(ctx context.Context, pub crypto.PublicKey, ttl time.Duration, who audit.Requester) (*x509.Certificate, error) {
+	cert, err := i.issueCA(ctx, issuerProfile(ttl), pub, "issuer", 0, who)
+	if err != nil {
+		return nil, fmt.Errorf("making issuer: %w", err)
+	}
+	return cert, nil
 }
 
 func (i *Issuer) issueCA(ctx context.Context, p *Profile, pub crypto.PublicKey, name string, pathLen int, who audit.Requester) (*x509.Certificate, error) {
@@ -128,12 +173,56 @@ func (i *Issuer) issueCA(ctx context.Context, p *Profile, pub crypto.PublicKey, 
 }
 
 // signing turns a leaf template into one of a signing certificate.
-func (t *template) signing(r *CARequest) (err error) {
-	t.ca, t.pathLen, t.uri = true, r.PathLen, r.Domain.URI()
-	t.keyUsage = x509.KeyUsageCertSign | x509.KeyUsageCRLSign
-	t.subject, err = signingName(r, t.ski)
+func signing(t *tbs.Template, r *CARequest) (err error) {
+	t.CA, t.PathLen, t.URI = true, r.PathLen, r.Domain.URI()
+	t.KeyUsage = x509.KeyUsageCertSign | x509.KeyUsageCRLSign
+	if r.Existing != nil {
+		t.Subject, t.SKI = r.Existing.RawSubject, r.Existing.SubjectKeyId
+		return r.crossable()
+	}
+	t.Subject, err = signingName(r, t.SKI)
 	return err
 }
+
+// within returns the dates that were asked for, if they lie within the issuer's.
+func (r *CARequest) within(i *Issuer, notBefore time.Time) (time.Time, time.Time, error) {
+	if !r.NotBefore.IsZero() {
+		notBefore = r.NotBefore
+	}
+	switch {
+	case notBefore.Before(i.notBefore):
+		return notBefore, r.NotAfter, fmt.Errorf("it would begin at %s, before its issuer at %s", stamp(notBefore), stamp(i.notBefore))
+	case r.NotAfter.After(i.notAfter):
+		return notBefore, r.NotAfter, fmt.Errorf("it would end at %s, after its issuer's chain at %s", stamp(r.NotAfter), stamp(i.notAfter))
+	}
+	return notBefore, r.NotAfter, nil
+}
+
+func stamp(t time.Time) string { return t.UTC().Format(time.RFC3339) }
+
+// crossable says why an existing authority cannot be certified by another one.
+func (r *CARequest) crossable() error {
+	c := r.Existing
+	if err := checkSigningCertificate(c); err != nil {
+		return fmt.Errorf("certificate %q: %w", c.Subject, err)
+	}
+	for _, u := range c.URIs {
+		if u.String() != r.Domain.URI() {
+			return fmt.Errorf("certificate %q is of %s, not of trust domain %s; authorities are never shared between domains (D10)", c.Subject, u, r.Domain)
+		}
+	}
+	for _, e := range c.Extensions {
+		if e.Id.Equal(oidNameConstraints) {
+			return fmt.Errorf("certificate %q has name constraints, which a cross-certificate would lift", c.Subject)
+		}
+	}
+	if c.MaxPathLen >= 0 && (r.PathLen < 0 || r.PathLen > c.MaxPathLen) {
+		return fmt.Errorf("certificate %q has path length %d, which a cross-certificate should not widen", c.Subject, c.MaxPathLen)
+	}
+	return nil
+}
+
+var oidNameConstraints = asn1.ObjectIdentifier{2, 5, 29, 30}
 
 // signingName returns a subject that no other signing certificate has: path building among many roots of one name
 // tries them all, and common verifiers give up after a hundred signatures.

@@ -5,6 +5,7 @@ import (
 	"crypto"
 	"crypto/ecdsa"
 	"crypto/ed25519"
+	"crypto/mldsa"
 	"crypto/rand"
 	"crypto/rsa"
 	"crypto/sha256"
@@ -17,6 +18,8 @@ import (
 	"time"
 
 	"github.com/chancery-project/chancery/ca/audit"
+	"github.com/chancery-project/chancery/ca/lint"
+	"github.com/chancery-project/chancery/ca/tbs"
 	"github.com/chancery-project/chancery/trust"
 )
 
@@ -45,11 +48,12 @@ type Issuer struct {
 	name      []byte // DER of the issuing certificate's subject
 	ski       []byte
 	key       crypto.Signer
-	algorithm algorithm
+	algorithm tbs.Algorithm
 	chain     []*x509.Certificate
 	bundle    *trust.Bundle
 	notBefore time.Time
 	notAfter  time.Time // the earliest end in the chain, root included (invariant 3)
+	pathLen   int       // how many signing certificates may stand between it and a leaf; below 0: no bound
 	logID     uint32
 	log       *audit.Log
 }
@@ -90,11 +94,14 @@ func NewIssuer(c IssuerConfig) (*Issuer, error) {
 	}
 	i := &Issuer{
 		domain: c.Domain, name: cert.RawSubject, ski: cert.SubjectKeyId, key: c.Key, algorithm: alg, bundle: c.Bundle,
-		chain: path[:len(path)-1], notBefore: cert.NotBefore, notAfter: cert.NotAfter, logID: c.LogID, log: c.Log,
+		chain: path[:len(path)-1], notBefore: cert.NotBefore, notAfter: cert.NotAfter, pathLen: -1, logID: c.LogID, log: c.Log,
 	}
-	for _, x := range path {
+	for above, x := range path {
 		if x.NotAfter.Before(i.notAfter) {
 			i.notAfter = x.NotAfter
+		}
+		if x.MaxPathLen >= 0 && (i.pathLen < 0 || x.MaxPathLen-above < i.pathLen) {
+			i.pathLen = x.MaxPathLen - above
 		}
 	}
 	return i, nil
@@ -158,10 +165,11 @@ func (i *Issuer) SKI() string { return hex.EncodeToString(i.ski) }
 // the issuer that gave it, within a minute.
 type Token struct {
 	issuer   *Issuer
-	tbs      []byte
+	message  []byte // the to-be-signed bytes
 	intent   audit.Record
 	notAfter time.Time
 	made     time.Time
+	crl      bool // for a CRL, not a certificate
 	used     atomic.Bool
 }
 
@@ -171,7 +179,7 @@ func (c *Certificate) check() error {
 	if err != nil {
 		return err
 	}
-	return c.Issuer.algorithm.checkSignature(c.Issuer.key.Public(), cert.RawTBSCertificate, cert.Signature)
+	return c.Issuer.algorithm.Check(c.Issuer.key.Public(), cert.RawTBSCertificate, cert.Signature)
 }
 
 // Certificate is an issued certificate with the issuer that signed it.
@@ -185,26 +193,28 @@ type Certificate struct {
 // Prepare validates the request, builds and lints the certificate and writes the intent to the audit log, durably.
 // Errors wrap ErrKey, ErrName or ErrNotReady where the cause is the request's or the moment's.
 func (i *Issuer) Prepare(p *Profile, r Request) (*Token, error) {
-	now := time.Now()
-	tbs, cert, kt, err := i.build(p, &r, now)
+	d, err := i.Draft(p, r)
 	if err != nil {
 		return nil, err
 	}
-	sum := sha256.Sum256(tbs)
-	intent := audit.Record{
-		Time: now, Event: audit.Intent, Serial: hex.EncodeToString(cert.SerialNumber.Bytes()), SPIFFEID: cert.URIs[0].String(),
-		Profile: p.name, Issuer: i.SKI(), NotAfter: &cert.NotAfter, KeyType: string(kt), TBSHash: hex.EncodeToString(sum[:]),
-		Clamped: r.TTL > 0 && cert.NotAfter.Before(now.Add(r.TTL).Truncate(time.Second)), Requester: r.Requester,
-	}
-	if err := i.log.Append(intent); err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrNotReady, err)
-	}
-	return &Token{issuer: i, tbs: tbs, intent: intent, notAfter: cert.NotAfter, made: now}, nil
+	return d.Prepare()
 }
 
 // Issue redeems a token: it signs the very bytes that Prepare linted and logs the result. A crash between the
 // signature and the log of the result leaves an intent alone: readers must count it as issued.
 func (i *Issuer) Issue(_ context.Context, t *Token) (*Certificate, error) {
+	if t.crl {
+		return nil, errors.New("the token is for a CRL")
+	}
+	der, err := i.redeem(t)
+	if err != nil {
+		return nil, err
+	}
+	return &Certificate{DER: der, Serial: t.intent.Serial, NotAfter: t.notAfter, Issuer: i}, nil
+}
+
+// redeem makes the one signature that a token is the right to.
+func (i *Issuer) redeem(t *Token) ([]byte, error) {
 	switch {
 	case t.issuer != i:
 		return nil, errors.New("the token is of another issuer")
@@ -214,54 +224,68 @@ func (i *Issuer) Issue(_ context.Context, t *Token) (*Certificate, error) {
 		return nil, fmt.Errorf("the token is older than %s", tokenLife)
 	}
 	result := audit.Record{Event: audit.Issued, Serial: t.intent.Serial, SPIFFEID: t.intent.SPIFFEID}
-	der, err := i.sign(t.tbs)
+	what := "certificate " + t.intent.Serial
+	if t.crl {
+		what, result.Profile, result.Issuer, result.Detail = t.intent.Detail, t.intent.Profile, t.intent.Issuer, t.intent.Detail
+	}
+	der, err := i.sign(t.message)
 	if err != nil {
 		result.Event, result.Reason, result.Detail = audit.Failed, "SIGNING_FAILED", err.Error()
-		return nil, errors.Join(fmt.Errorf("signing certificate %s: %w", t.intent.Serial, err), i.log.Note(result))
+		return nil, errors.Join(fmt.Errorf("signing %s: %w", what, err), i.log.Note(result))
 	}
 	sum := sha256.Sum256(der)
 	result.CertHash = hex.EncodeToString(sum[:])
+	if !t.crl {
+		result.Certificate = der
+	}
 	if err := i.log.Note(result); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrNotReady, err)
 	}
-	return &Certificate{DER: der, Serial: t.intent.Serial, NotAfter: t.notAfter, Issuer: i}, nil
+	return der, nil
 }
 
-func (i *Issuer) sign(tbs []byte) ([]byte, error) {
-	sig, err := crypto.SignMessage(i.key, rand.Reader, tbs, i.algorithm.hash)
+func (i *Issuer) sign(message []byte) ([]byte, error) {
+	sig, err := crypto.SignMessage(i.key, rand.Reader, message, i.algorithm.Hash)
 	if err != nil {
 		return nil, err
 	}
 	if !inProcess(i.key) {
-		if err := i.algorithm.checkSignature(i.key.Public(), tbs, sig); err != nil {
+		if err := i.algorithm.Check(i.key.Public(), message, sig); err != nil {
 			return nil, err
 		}
 	}
-	return assemble(tbs, i.algorithm.id, sig)
+	return tbs.Assemble(message, i.algorithm.ID, sig)
 }
 
-// inProcess reports whether a key is one of Go's own in this process's memory. Their signatures are checked on a sample
-// in the background (Sampler), and by every agent before use: a check of each would cost a fifth of the whole request.
+// inProcess reports whether a key is one of Go's own in this process's memory, also behind a type that hides it (package
+// keys). Their signatures are checked on a sample in the background (Sampler), and by every agent before use: a check of
+// each would cost a fifth of the whole request.
 // What another program or device signs is checked each time, before anybody sees it.
 func inProcess(key crypto.Signer) bool {
-	switch key.(type) {
-	case *ecdsa.PrivateKey, ed25519.PrivateKey, *rsa.PrivateKey:
+	switch k := key.(type) {
+	case *ecdsa.PrivateKey, ed25519.PrivateKey, *rsa.PrivateKey, *mldsa.PrivateKey:
 		return true
+	case interface{ InProcess() bool }:
+		return k.InProcess()
 	}
 	return false
 }
 
 // build returns the to-be-signed bytes for a request, the certificate parsed back from them, linted, and its key's type.
 func (i *Issuer) build(p *Profile, r *Request, now time.Time) ([]byte, *x509.Certificate, KeyType, error) {
-	t, err := i.template(p, r, now)
+	kt, err := TypeOf(r.PublicKey)
+	if err != nil {
+		return nil, nil, "", fmt.Errorf("%w: %w", ErrKey, err)
+	}
+	t, err := i.template(p, r, kt, now)
 	if err != nil {
 		return nil, nil, "", err
 	}
-	tbs, err := t.marshal()
+	message, err := t.Marshal()
 	if err != nil {
 		return nil, nil, "", fmt.Errorf("encoding certificate: %w", err)
 	}
-	unsigned, err := assemble(tbs, i.algorithm.id, []byte{0})
+	unsigned, err := tbs.Assemble(message, i.algorithm.ID, []byte{0})
 	if err != nil {
 		return nil, nil, "", fmt.Errorf("encoding certificate: %w", err)
 	}
@@ -269,58 +293,78 @@ func (i *Issuer) build(p *Profile, r *Request, now time.Time) ([]byte, *x509.Cer
 	if err != nil {
 		return nil, nil, "", fmt.Errorf("the certificate to sign does not parse: %w", err)
 	}
-	l := &linted{cert: cert, issuer: i, profile: p, request: r, now: now}
-	if err := l.run(); err != nil {
+	if err := i.subject(cert, p, r, now).Run(); err != nil {
 		return nil, nil, "", err
 	}
-	return tbs, cert, t.keyType, nil
+	return message, cert, kt, nil
 }
 
-func (i *Issuer) template(p *Profile, r *Request, now time.Time) (*template, error) {
-	kt, err := TypeOf(r.PublicKey)
-	if err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrKey, err)
+// subject says what our lints hold a certificate against.
+func (i *Issuer) subject(cert *x509.Certificate, p *Profile, r *Request, now time.Time) *lint.Subject {
+	s := &lint.Subject{
+		Cert: cert, Now: now, CA: p.ca, MaxTTL: p.maxTTL, IssuerName: i.name, IssuerSKI: i.ski, IssuerNotAfter: i.notAfter,
+		IssuerPathLen: i.pathLen, ID: r.ID.String(), PublicKey: r.PublicKey, DNSNames: len(r.DNSNames), IPs: len(r.IPs),
 	}
+	if r.CA != nil {
+		s.ID, s.Existing = r.CA.Domain.URI(), r.CA.Existing
+	}
+	return s
+}
+
+func (i *Issuer) template(p *Profile, r *Request, kt KeyType, now time.Time) (*tbs.Template, error) {
 	if err := p.allows(r, kt); err != nil {
 		return nil, err
 	}
 	if r.CA == nil && r.ID.Domain() != i.domain {
 		return nil, fmt.Errorf("%w: %s is not in trust domain %s", ErrName, r.ID, i.domain)
 	}
-	notBefore := now.Add(-p.backdate).Truncate(time.Second)
-	if notBefore.Before(i.notBefore) && r.CA == nil {
-		notBefore = i.notBefore
-	}
-	notAfter := now.Add(p.lifetime(r.TTL)).Truncate(time.Second)
-	if notAfter.After(i.notAfter) {
-		notAfter = i.notAfter
-	}
-	if notAfter.Sub(now) < time.Second {
-		return nil, fmt.Errorf("%w: the issuer's chain ends at %s", ErrNotReady, i.notAfter.UTC().Format(time.RFC3339))
+	notBefore, notAfter, err := i.validity(p, r, now)
+	if err != nil {
+		return nil, err
 	}
 	spki, err := x509.MarshalPKIXPublicKey(r.PublicKey)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrKey, err)
 	}
-	ski, err := keyID(spki)
+	ski, err := tbs.KeyID(spki)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrKey, err)
 	}
-	t := &template{
-		keyType: kt, serial: i.serial(), algorithm: i.algorithm.id, issuer: i.name, subject: emptyName,
-		notBefore: notBefore, notAfter: notAfter, spki: spki, ski: ski, aki: i.ski,
-		keyUsage: x509.KeyUsageDigitalSignature, uri: r.ID.String(), dns: r.DNSNames, ips: r.IPs,
+	t := &tbs.Template{
+		Serial: i.serial(), Algorithm: i.algorithm.ID, Issuer: i.name, Subject: tbs.EmptyName,
+		NotBefore: notBefore, NotAfter: notAfter, SPKI: spki, SKI: ski, AKI: i.ski,
+		KeyUsage: x509.KeyUsageDigitalSignature, URI: r.ID.String(), DNS: r.DNSNames, IPs: r.IPs,
 	}
 	if kt == RSA && p.keyEncipherment {
-		t.keyUsage |= x509.KeyUsageKeyEncipherment
+		t.KeyUsage |= x509.KeyUsageKeyEncipherment
 	}
 	if r.CA != nil {
-		err = t.signing(r.CA)
+		err = signing(t, r.CA)
 	}
 	if r.Attestation != nil && err == nil {
-		t.attestation, err = r.Attestation.marshal()
+		t.Attestation, err = r.Attestation.marshal()
 	}
 	return t, err
+}
+
+// validity returns when a certificate begins and ends: cut to the issuer's chain for those whose lifetime was asked for,
+// exact for signing certificates whose dates were.
+func (i *Issuer) validity(p *Profile, r *Request, now time.Time) (notBefore, notAfter time.Time, err error) {
+	notBefore = now.Add(-p.backdate).Truncate(time.Second)
+	if notBefore.Before(i.notBefore) && r.CA == nil {
+		notBefore = i.notBefore
+	}
+	notAfter = now.Add(p.lifetime(r.TTL)).Truncate(time.Second)
+	if r.CA != nil && !r.CA.NotAfter.IsZero() {
+		return r.CA.within(i, notBefore)
+	}
+	if notAfter.After(i.notAfter) {
+		notAfter = i.notAfter
+	}
+	if notAfter.Sub(now) < time.Second {
+		err = fmt.Errorf("%w: the issuer's chain ends at %s", ErrNotReady, i.notAfter.UTC().Format(time.RFC3339))
+	}
+	return notBefore, notAfter, err
 }
 
 // serial returns 31 bits of log ID and 128 random bits (decision D13).

@@ -10,6 +10,9 @@ import (
 
 	"golang.org/x/crypto/cryptobyte"
 	cbasn1 "golang.org/x/crypto/cryptobyte/asn1"
+
+	"github.com/chancery-project/chancery/ca/lint"
+	"github.com/chancery-project/chancery/ca/tbs"
 )
 
 // broken is one way to violate a lint: in the template before it is written, in the bytes after it is written, or in
@@ -17,49 +20,64 @@ import (
 type broken struct {
 	lint     string
 	ca       bool // a signing certificate
-	template func(*template)
+	template func(*tbs.Template)
 	bytes    func([]byte) []byte
-	held     func(*linted)
+	held     func(*lint.Subject)
 }
 
 // Every lint is violated by at least one certificate, and that certificate is not signed.
 var violations = []broken{
-	{lint: "one_uri_san", template: func(t *template) { t.uri = "" }, bytes: dropURI},
-	{lint: "leaf_id_has_path", template: func(t *template) { t.uri = "spiffe://cluster.local" }},
-	{lint: "leaf_id_has_path", template: func(t *template) { t.uri = "spiffe://cluster.local/" }},
-	{lint: "leaf_id_has_path", template: func(t *template) { t.uri = "https://cluster.local/ns/a/sa/b" }},
+	{lint: "one_uri_san", template: func(t *tbs.Template) { t.URI = "" }, bytes: dropURI},
+	{lint: "leaf_id_has_path", template: func(t *tbs.Template) { t.URI = "spiffe://cluster.local" }},
+	{lint: "leaf_id_has_path", template: func(t *tbs.Template) { t.URI = "spiffe://cluster.local/" }},
+	{lint: "leaf_id_has_path", template: func(t *tbs.Template) { t.URI = "https://cluster.local/ns/a/sa/b" }},
 	{lint: "san_critical_without_subject", bytes: func(b []byte) []byte { return clearCritical(b, []byte{0x55, 0x1d, 0x11}) }},
-	{lint: "signing_id_without_path", ca: true, template: func(t *template) { t.uri = "spiffe://cluster.local/x" }},
-	{lint: "signing_id_without_path", ca: true, template: func(t *template) { t.uri = "spiffe://other" }},
-	{lint: "basic_constraints", template: func(t *template) { t.ca = true }},
+	{lint: "signing_id_without_path", ca: true, template: func(t *tbs.Template) { t.URI = "spiffe://cluster.local/x" }},
+	{lint: "signing_id_without_path", ca: true, template: func(t *tbs.Template) { t.URI = "spiffe://other" }},
+	{lint: "basic_constraints", template: func(t *tbs.Template) { t.CA = true }},
 	{lint: "basic_constraints", bytes: func(b []byte) []byte { return clearCritical(b, []byte{0x55, 0x1d, 0x13}) }},
 	{lint: "key_usage_present_and_critical", bytes: func(b []byte) []byte { return clearCritical(b, []byte{0x55, 0x1d, 0x0f}) }},
-	{lint: "signing_key_usage", ca: true, template: func(t *template) { t.keyUsage = x509.KeyUsageCRLSign }},
-	{lint: "leaf_key_usage_digital_signature", template: func(t *template) { t.keyUsage = x509.KeyUsageKeyAgreement }},
-	{lint: "leaf_key_usage_no_signing", template: func(t *template) { t.keyUsage |= x509.KeyUsageCertSign }},
-	{lint: "leaf_key_usage_no_signing", template: func(t *template) { t.keyUsage |= x509.KeyUsageCRLSign }},
+	{lint: "signing_key_usage", ca: true, template: func(t *tbs.Template) { t.KeyUsage = x509.KeyUsageCRLSign }},
+	{lint: "leaf_key_usage_digital_signature", template: func(t *tbs.Template) { t.KeyUsage = x509.KeyUsageKeyAgreement }},
+	{lint: "leaf_key_usage_no_signing", template: func(t *tbs.Template) { t.KeyUsage |= x509.KeyUsageCertSign }},
+	{lint: "leaf_key_usage_no_signing", template: func(t *tbs.Template) { t.KeyUsage |= x509.KeyUsageCRLSign }},
 	{lint: "leaf_ext_key_usage", bytes: func(b []byte) []byte { // clientAuth becomes codeSigning
 		return replace(b, []byte{0x2b, 6, 1, 5, 5, 7, 3, 2}, []byte{0x2b, 6, 1, 5, 5, 7, 3, 3})
 	}},
-	{lint: "version_3", held: func(l *linted) { l.cert.Version = 1 }},
-	{lint: "serial", template: func(t *template) { t.serial = []byte{0} }},
-	{lint: "serial", template: func(t *template) { t.serial = append([]byte{1}, make([]byte, 20)...) }},
-	{lint: "issuer_name", held: func(l *linted) { l.issuer = &Issuer{name: []byte("x"), ski: l.issuer.ski, notAfter: l.issuer.notAfter} }},
-	{lint: "key_identifiers", template: func(t *template) { t.aki = []byte{1, 2, 3} }},
-	{lint: "key_identifiers", held: func(l *linted) { l.cert.SubjectKeyId = nil }},
-	{lint: "extensions", held: func(l *linted) { l.cert.Extensions = append(l.cert.Extensions, l.cert.Extensions[0]) }},
-	{lint: "extensions", held: func(l *linted) {
-		l.cert.UnhandledCriticalExtensions = append(l.cert.UnhandledCriticalExtensions, oidAttestation)
+	{lint: "version_3", held: func(l *lint.Subject) { l.Cert.Version = 1 }},
+	{lint: "serial", template: func(t *tbs.Template) { t.Serial = []byte{0} }},
+	{lint: "serial", template: func(t *tbs.Template) { t.Serial = append([]byte{1}, make([]byte, 20)...) }},
+	{lint: "issuer_name", held: func(l *lint.Subject) { l.IssuerName = []byte("x") }},
+	{lint: "key_identifiers", template: func(t *tbs.Template) { t.AKI = []byte{1, 2, 3} }},
+	{lint: "key_identifiers", held: func(l *lint.Subject) { l.Cert.SubjectKeyId = nil }},
+	{lint: "extensions", held: func(l *lint.Subject) { l.Cert.Extensions = append(l.Cert.Extensions, l.Cert.Extensions[0]) }},
+	{lint: "extensions", held: func(l *lint.Subject) {
+		l.Cert.UnhandledCriticalExtensions = append(l.Cert.UnhandledCriticalExtensions, tbs.OIDAttestation)
 	}},
-	{lint: "signing_subject", ca: true, template: func(t *template) { t.subject = emptyName }},
-	{lint: "validity", template: func(t *template) { t.notBefore = t.notAfter.Add(time.Hour) }},
-	{lint: "validity", template: func(t *template) { t.notBefore = time.Now().Add(time.Minute) }},
-	{lint: "validity", template: func(t *template) { t.notAfter = time.Now().Add(25 * time.Hour) }},
-	{lint: "validity", held: func(l *linted) { l.issuer = &Issuer{name: l.issuer.name, ski: l.issuer.ski, notAfter: time.Now()} }},
-	{lint: "what_was_asked", template: func(t *template) { t.uri = "spiffe://cluster.local/ns/a/sa/other" }},
-	{lint: "what_was_asked", template: func(t *template) { t.dns = []string{"added.example"} }},
-	{lint: "what_was_asked", template: func(t *template) { t.ips = []netip.Addr{netip.MustParseAddr("127.0.0.1")} }},
-	{lint: "what_was_asked", held: func(l *linted) { l.cert.PublicKey = l.issuer.key.Public() }},
+	{lint: "signing_subject", ca: true, template: func(t *tbs.Template) { t.Subject = tbs.EmptyName }},
+	{lint: "path_length", ca: true, held: func(l *lint.Subject) { l.IssuerPathLen = 0; l.IssuerSKI = nil }},
+	{lint: "path_length", ca: true, template: func(t *tbs.Template) { t.PathLen = 2 }, held: limit(2)},
+	{lint: "path_length", ca: true, template: func(t *tbs.Template) { t.PathLen = -1 }, held: limit(2)},
+	{lint: "cross_certificate", ca: true, held: func(l *lint.Subject) { l.Existing = &x509.Certificate{RawSubject: tbs.EmptyName} }},
+	{lint: "cross_certificate", ca: true, held: func(l *lint.Subject) {
+		l.Existing = &x509.Certificate{RawSubject: l.Cert.RawSubject, SubjectKeyId: l.Cert.SubjectKeyId}
+	}},
+	{lint: "cross_certificate", ca: true, held: func(l *lint.Subject) {
+		l.Existing, l.Cert.RawIssuer = l.Cert, l.Cert.RawSubject
+	}},
+	{lint: "validity", template: func(t *tbs.Template) { t.NotBefore = t.NotAfter.Add(time.Hour) }},
+	{lint: "validity", template: func(t *tbs.Template) { t.NotBefore = time.Now().Add(time.Minute) }},
+	{lint: "validity", template: func(t *tbs.Template) { t.NotAfter = time.Now().Add(25 * time.Hour) }},
+	{lint: "validity", held: func(l *lint.Subject) { l.IssuerNotAfter = time.Now() }},
+	{lint: "what_was_asked", template: func(t *tbs.Template) { t.URI = "spiffe://cluster.local/ns/a/sa/other" }},
+	{lint: "what_was_asked", template: func(t *tbs.Template) { t.DNS = []string{"added.example"} }},
+	{lint: "what_was_asked", template: func(t *tbs.Template) { t.IPs = []netip.Addr{netip.MustParseAddr("127.0.0.1")} }},
+	{lint: "what_was_asked", held: func(l *lint.Subject) { l.Cert.PublicKey = nil }},
+}
+
+// limit puts a path length into the issuer.
+func limit(pathLen int) func(*lint.Subject) {
+	return func(l *lint.Subject) { l.IssuerPathLen = pathLen }
 }
 
 func TestEachLintRefusesItsViolation(t *testing.T) {
@@ -71,38 +89,42 @@ func TestEachLintRefusesItsViolation(t *testing.T) {
 			p, r.CA = issuerProfile(time.Hour), &CARequest{Domain: i.domain, CommonName: "x"}
 		}
 		l := violate(t, i, p, r, v)
-		err := l.run()
+		err := l.Run()
 		if err == nil || !strings.Contains(err.Error(), "lint "+v.lint+" (") {
 			t.Errorf("a violation of %s gave: %v", v.lint, err)
 		}
 		caught[v.lint] = true
 	}
-	for _, l := range lints {
-		if !caught[l.name] {
-			t.Errorf("no violation of lint %s is tested", l.name)
+	for _, l := range lint.Lints {
+		if !caught[l.Name] {
+			t.Errorf("no violation of lint %s is tested", l.Name)
 		}
-		if l.section == "" {
-			t.Errorf("lint %s names no section", l.name)
+		if l.Section == "" {
+			t.Errorf("lint %s names no section", l.Name)
 		}
 	}
 }
 
 // violate builds a certificate as Issuer.build does, with the violation in.
-func violate(t *testing.T, i *Issuer, p *Profile, r *Request, v broken) *linted {
+func violate(t *testing.T, i *Issuer, p *Profile, r *Request, v broken) *lint.Subject {
 	t.Helper()
 	now := time.Now()
-	tm, err := i.template(p, r, now)
+	kt, err := TypeOf(r.PublicKey)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tm, err := i.template(p, r, kt, now)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if v.template != nil {
 		v.template(tm)
 	}
-	tbs, err := tm.marshal()
+	signed, err := tm.Marshal()
 	if err != nil {
 		t.Fatal(err)
 	}
-	der, err := assemble(tbs, i.algorithm.id, []byte{0})
+	der, err := tbs.Assemble(signed, i.algorithm.ID, []byte{0})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -113,7 +135,7 @@ func violate(t *testing.T, i *Issuer, p *Profile, r *Request, v broken) *linted 
 	if err != nil {
 		t.Fatalf("%s: the violation does not parse: %v", v.lint, err)
 	}
-	l := &linted{cert: cert, issuer: i, profile: p, request: r, now: now}
+	l := i.subject(cert, p, r, now)
 	if v.held != nil {
 		v.held(l)
 	}
@@ -150,7 +172,7 @@ func TestInvariant1SignedBytesAreTheLintedOnes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if string(cert.RawTBSCertificate) != string(token.tbs) {
+	if string(cert.RawTBSCertificate) != string(token.message) {
 		t.Error("the certificate's signed bytes differ from those that Prepare linted")
 	}
 	if err := c.check(); err != nil {

@@ -1,6 +1,7 @@
 package ca
 
 import (
+	"crypto/x509"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -93,13 +94,27 @@ func ServerProfile() *Profile {
 	}
 }
 
+// Longest lifetimes of what a ceremony makes.
+const (
+	RootTTLLimit   = 25 * 365 * 24 * time.Hour
+	IssuerTTLLimit = 10 * 365 * 24 * time.Hour
+)
+
+// CeremonyProfile returns the profile of a signing certificate in a ceremony: root, or another kind.
+func CeremonyProfile(kind string) *Profile {
+	if kind == "root" {
+		return signingProfile(kind, RootTTLLimit)
+	}
+	return signingProfile(kind, IssuerTTLLimit)
+}
+
 func rootProfile(ttl time.Duration) *Profile   { return signingProfile("root", ttl) }
 func issuerProfile(ttl time.Duration) *Profile { return signingProfile("issuer", ttl) }
 
 func signingProfile(name string, ttl time.Duration) *Profile {
 	return &Profile{
 		name: name, defaultTTL: ttl, maxTTL: ttl, backdate: DefaultBackdate,
-		keyTypes: []KeyType{P256, P384, Ed25519, RSA}, ca: true,
+		keyTypes: []KeyType{P256, P384, Ed25519, RSA, MLDSA65}, ca: true,
 	}
 }
 
@@ -203,7 +218,10 @@ func parseKeyTypes(in []string) ([]KeyType, error) {
 		if err != nil {
 			return nil, err
 		}
-		if slices.Contains(out, t) {
+		switch {
+		case t == MLDSA65:
+			return nil, fmt.Errorf("%q is for roots and issuers only, since proxies make no handshake with such leaves; use p256, p384, ed25519 or rsa", s)
+		case slices.Contains(out, t):
 			return nil, fmt.Errorf("%q is listed twice", s)
 		}
 		out = append(out, t)
@@ -240,5 +258,10 @@ type Request struct {
 type CARequest struct {
 	Domain     trust.Domain // the SPIFFE ID of a signing certificate has no path (X509-SVID section 3.2)
 	CommonName string       // made unique with the key's hash
-	PathLen    int          // how many CA certificates may follow; 0 = only leaves
+	PathLen    int          // how many CA certificates may follow; 0 = only leaves, below 0 = no bound
+
+	// Of ceremonies, which fix what others leave to the profile:
+	NotBefore time.Time         // zero: the profile's backdate before now
+	NotAfter  time.Time         // not cut, but refused if the issuer's chain ends before; zero: the profile's lifetime, cut
+	Existing  *x509.Certificate // of an authority that gets a cross-certificate: its subject and key, whose ID is kept
 }

@@ -5,50 +5,15 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
-	zx509 "github.com/zmap/zcrypto/x509"
-	"github.com/zmap/zlint/v3"
-	zlintlint "github.com/zmap/zlint/v3/lint"
-
+	"github.com/chancery-project/chancery/ca/tbs"
+	"github.com/chancery-project/chancery/ca/zlint"
 	"github.com/chancery-project/chancery/trust"
 )
-
-// zlint's RFC lints cost as much as an issuance does, so they run on every kind of certificate once, when profiles
-// and issuer are loaded, and then on a sample of what is issued, in the background (invariant 1).
-
-var rfcLints = sync.OnceValues(func() (zlintlint.Registry, error) {
-	return zlintlint.GlobalRegistry().Filter(zlintlint.FilterOptions{
-		IncludeSources: zlintlint.SourceList{zlintlint.RFC5280, zlintlint.RFC5480, zlintlint.RFC5891, zlintlint.RFC8813},
-	})
-})
-
-// zlintCheck returns an error that names each RFC lint that a certificate in DER fails or is warned of.
-func zlintCheck(der []byte) error {
-	registry, err := rfcLints()
-	if err != nil {
-		return fmt.Errorf("selecting RFC lints: %w", err)
-	}
-	cert, err := zx509.ParseCertificate(der)
-	if err != nil {
-		return fmt.Errorf("parsing certificate for zlint: %w", err)
-	}
-	var failed []string
-	for name, r := range zlint.LintCertificateEx(cert, registry).Results {
-		if r.Status > zlintlint.Pass {
-			failed = append(failed, fmt.Sprintf("%s (%s) %s", name, r.Status, r.Details))
-		}
-	}
-	if len(failed) == 0 {
-		return nil
-	}
-	slices.Sort(failed)
-	return errors.New("zlint: " + strings.Join(failed, "; "))
-}
 
 // SelfCheck builds, with throw-away keys and without signing, the certificate that each profile would give for each of
 // its key types, and lints it with our lints and zlint's. An issuer that fails is not put to use.
@@ -74,16 +39,16 @@ func (i *Issuer) selfCheck(p *Profile, kt KeyType) error {
 	} else if r.ID, err = trust.ParseID(i.domain.URI() + "/" + strings.ReplaceAll(strings.Join(p.paths[0], "/"), "*", "check")); err != nil {
 		return err
 	}
-	tbs, _, _, err := i.build(p, r, time.Now())
+	signed, _, _, err := i.build(p, r, time.Now())
 	if err != nil {
 		return err
 	}
 	// zlint looks at the signature's length only, so a certificate without a real one does.
-	der, err := assemble(tbs, i.algorithm.id, make([]byte, 64))
+	der, err := tbs.Assemble(signed, i.algorithm.ID, make([]byte, 64))
 	if err != nil {
 		return err
 	}
-	return zlintCheck(der)
+	return zlint.Certificate(der)
 }
 
 // Sampler lints one in Every issued certificates with zlint, and verifies its signature, in the background and never in
@@ -124,7 +89,7 @@ func (s *Sampler) Run(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case c := <-s.queue:
-			if err := errors.Join(zlintCheck(c.DER), c.check()); err != nil {
+			if err := errors.Join(zlint.Certificate(c.DER), c.check()); err != nil {
 				s.Logger.Error("issued certificate fails a check", "serial", c.Serial, "reason", err.Error())
 				if s.Found != nil {
 					s.Found()

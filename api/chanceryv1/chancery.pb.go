@@ -464,6 +464,177 @@ func (x *Bundle) GetRoots() [][]byte {
 	return nil
 }
 
+type RequestIssuerRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Drop an open request and its key, and make new ones.
+	Fresh         bool `protobuf:"varint,1,opt,name=fresh,proto3" json:"fresh,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RequestIssuerRequest) Reset() {
+	*x = RequestIssuerRequest{}
+	mi := &file_chancery_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RequestIssuerRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RequestIssuerRequest) ProtoMessage() {}
+
+func (x *RequestIssuerRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_chancery_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RequestIssuerRequest.ProtoReflect.Descriptor instead.
+func (*RequestIssuerRequest) Descriptor() ([]byte, []int) {
+	return file_chancery_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *RequestIssuerRequest) GetFresh() bool {
+	if x != nil {
+		return x.Fresh
+	}
+	return false
+}
+
+type RequestIssuerResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// A certificate signing request (PKCS#10), DER.
+	Request       []byte `protobuf:"bytes,1,opt,name=request,proto3" json:"request,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RequestIssuerResponse) Reset() {
+	*x = RequestIssuerResponse{}
+	mi := &file_chancery_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RequestIssuerResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RequestIssuerResponse) ProtoMessage() {}
+
+func (x *RequestIssuerResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_chancery_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RequestIssuerResponse.ProtoReflect.Descriptor instead.
+func (*RequestIssuerResponse) Descriptor() ([]byte, []int) {
+	return file_chancery_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *RequestIssuerResponse) GetRequest() []byte {
+	if x != nil {
+		return x.Request
+	}
+	return nil
+}
+
+type ImportIssuerRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// DER: the issuer's certificate first, then those between it and the root.
+	Certificates  [][]byte `protobuf:"bytes,1,rep,name=certificates,proto3" json:"certificates,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ImportIssuerRequest) Reset() {
+	*x = ImportIssuerRequest{}
+	mi := &file_chancery_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ImportIssuerRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ImportIssuerRequest) ProtoMessage() {}
+
+func (x *ImportIssuerRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_chancery_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ImportIssuerRequest.ProtoReflect.Descriptor instead.
+func (*ImportIssuerRequest) Descriptor() ([]byte, []int) {
+	return file_chancery_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *ImportIssuerRequest) GetCertificates() [][]byte {
+	if x != nil {
+		return x.Certificates
+	}
+	return nil
+}
+
+type ImportIssuerResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ImportIssuerResponse) Reset() {
+	*x = ImportIssuerResponse{}
+	mi := &file_chancery_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ImportIssuerResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ImportIssuerResponse) ProtoMessage() {}
+
+func (x *ImportIssuerResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_chancery_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ImportIssuerResponse.ProtoReflect.Descriptor instead.
+func (*ImportIssuerResponse) Descriptor() ([]byte, []int) {
+	return file_chancery_proto_rawDescGZIP(), []int{10}
+}
+
 type GetAuthoritiesRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -472,7 +643,7 @@ type GetAuthoritiesRequest struct {
 
 func (x *GetAuthoritiesRequest) Reset() {
 	*x = GetAuthoritiesRequest{}
-	mi := &file_chancery_proto_msgTypes[7]
+	mi := &file_chancery_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -484,7 +655,7 @@ func (x *GetAuthoritiesRequest) String() string {
 func (*GetAuthoritiesRequest) ProtoMessage() {}
 
 func (x *GetAuthoritiesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[7]
+	mi := &file_chancery_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -497,7 +668,7 @@ func (x *GetAuthoritiesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetAuthoritiesRequest.ProtoReflect.Descriptor instead.
 func (*GetAuthoritiesRequest) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{7}
+	return file_chancery_proto_rawDescGZIP(), []int{11}
 }
 
 type GetAuthoritiesResponse struct {
@@ -509,7 +680,7 @@ type GetAuthoritiesResponse struct {
 
 func (x *GetAuthoritiesResponse) Reset() {
 	*x = GetAuthoritiesResponse{}
-	mi := &file_chancery_proto_msgTypes[8]
+	mi := &file_chancery_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -521,7 +692,7 @@ func (x *GetAuthoritiesResponse) String() string {
 func (*GetAuthoritiesResponse) ProtoMessage() {}
 
 func (x *GetAuthoritiesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[8]
+	mi := &file_chancery_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -534,7 +705,7 @@ func (x *GetAuthoritiesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetAuthoritiesResponse.ProtoReflect.Descriptor instead.
 func (*GetAuthoritiesResponse) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{8}
+	return file_chancery_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *GetAuthoritiesResponse) GetDomains() []*DomainAuthorities {
@@ -555,7 +726,7 @@ type DomainAuthorities struct {
 
 func (x *DomainAuthorities) Reset() {
 	*x = DomainAuthorities{}
-	mi := &file_chancery_proto_msgTypes[9]
+	mi := &file_chancery_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -567,7 +738,7 @@ func (x *DomainAuthorities) String() string {
 func (*DomainAuthorities) ProtoMessage() {}
 
 func (x *DomainAuthorities) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[9]
+	mi := &file_chancery_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -580,7 +751,7 @@ func (x *DomainAuthorities) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DomainAuthorities.ProtoReflect.Descriptor instead.
 func (*DomainAuthorities) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{9}
+	return file_chancery_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *DomainAuthorities) GetTrustDomain() string {
@@ -621,7 +792,7 @@ type Authority struct {
 
 func (x *Authority) Reset() {
 	*x = Authority{}
-	mi := &file_chancery_proto_msgTypes[10]
+	mi := &file_chancery_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -633,7 +804,7 @@ func (x *Authority) String() string {
 func (*Authority) ProtoMessage() {}
 
 func (x *Authority) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[10]
+	mi := &file_chancery_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -646,7 +817,7 @@ func (x *Authority) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Authority.ProtoReflect.Descriptor instead.
 func (*Authority) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{10}
+	return file_chancery_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Authority) GetId() string {
@@ -717,7 +888,14 @@ const file_chancery_proto_rawDesc = "" +
 	"\n" +
 	"generation\x18\x02 \x01(\x04R\n" +
 	"generation\x12\x14\n" +
-	"\x05roots\x18\x03 \x03(\fR\x05roots\"\x17\n" +
+	"\x05roots\x18\x03 \x03(\fR\x05roots\",\n" +
+	"\x14RequestIssuerRequest\x12\x14\n" +
+	"\x05fresh\x18\x01 \x01(\bR\x05fresh\"1\n" +
+	"\x15RequestIssuerResponse\x12\x18\n" +
+	"\arequest\x18\x01 \x01(\fR\arequest\"9\n" +
+	"\x13ImportIssuerRequest\x12\"\n" +
+	"\fcertificates\x18\x01 \x03(\fR\fcertificates\"\x16\n" +
+	"\x14ImportIssuerResponse\"\x17\n" +
 	"\x15GetAuthoritiesRequest\"R\n" +
 	"\x16GetAuthoritiesResponse\x128\n" +
 	"\adomains\x18\x01 \x03(\v2\x1e.chancery.v1.DomainAuthoritiesR\adomains\"\x90\x01\n" +
@@ -736,9 +914,11 @@ const file_chancery_proto_rawDesc = "" +
 	"generation\x12 \n" +
 	"\vcertificate\x18\x05 \x01(\fR\vcertificate2J\n" +
 	"\bIssuance\x12>\n" +
-	"\x05Issue\x12\x19.chancery.v1.IssueRequest\x1a\x1a.chancery.v1.IssueResponse2b\n" +
+	"\x05Issue\x12\x19.chancery.v1.IssueRequest\x1a\x1a.chancery.v1.IssueResponse2\x8f\x02\n" +
 	"\x05Admin\x12Y\n" +
-	"\x0eGetAuthorities\x12\".chancery.v1.GetAuthoritiesRequest\x1a#.chancery.v1.GetAuthoritiesResponseB5Z3github.com/chancery-project/chancery/api/chanceryv1b\x06proto3"
+	"\x0eGetAuthorities\x12\".chancery.v1.GetAuthoritiesRequest\x1a#.chancery.v1.GetAuthoritiesResponse\x12V\n" +
+	"\rRequestIssuer\x12!.chancery.v1.RequestIssuerRequest\x1a\".chancery.v1.RequestIssuerResponse\x12S\n" +
+	"\fImportIssuer\x12 .chancery.v1.ImportIssuerRequest\x1a!.chancery.v1.ImportIssuerResponseB5Z3github.com/chancery-project/chancery/api/chanceryv1b\x06proto3"
 
 var (
 	file_chancery_proto_rawDescOnce sync.Once
@@ -752,7 +932,7 @@ func file_chancery_proto_rawDescGZIP() []byte {
 	return file_chancery_proto_rawDescData
 }
 
-var file_chancery_proto_msgTypes = make([]protoimpl.MessageInfo, 11)
+var file_chancery_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
 var file_chancery_proto_goTypes = []any{
 	(*IssueRequest)(nil),           // 0: chancery.v1.IssueRequest
 	(*CertificateRequest)(nil),     // 1: chancery.v1.CertificateRequest
@@ -761,30 +941,38 @@ var file_chancery_proto_goTypes = []any{
 	(*Refusal)(nil),                // 4: chancery.v1.Refusal
 	(*Certificate)(nil),            // 5: chancery.v1.Certificate
 	(*Bundle)(nil),                 // 6: chancery.v1.Bundle
-	(*GetAuthoritiesRequest)(nil),  // 7: chancery.v1.GetAuthoritiesRequest
-	(*GetAuthoritiesResponse)(nil), // 8: chancery.v1.GetAuthoritiesResponse
-	(*DomainAuthorities)(nil),      // 9: chancery.v1.DomainAuthorities
-	(*Authority)(nil),              // 10: chancery.v1.Authority
-	(*durationpb.Duration)(nil),    // 11: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil),  // 12: google.protobuf.Timestamp
+	(*RequestIssuerRequest)(nil),   // 7: chancery.v1.RequestIssuerRequest
+	(*RequestIssuerResponse)(nil),  // 8: chancery.v1.RequestIssuerResponse
+	(*ImportIssuerRequest)(nil),    // 9: chancery.v1.ImportIssuerRequest
+	(*ImportIssuerResponse)(nil),   // 10: chancery.v1.ImportIssuerResponse
+	(*GetAuthoritiesRequest)(nil),  // 11: chancery.v1.GetAuthoritiesRequest
+	(*GetAuthoritiesResponse)(nil), // 12: chancery.v1.GetAuthoritiesResponse
+	(*DomainAuthorities)(nil),      // 13: chancery.v1.DomainAuthorities
+	(*Authority)(nil),              // 14: chancery.v1.Authority
+	(*durationpb.Duration)(nil),    // 15: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil),  // 16: google.protobuf.Timestamp
 }
 var file_chancery_proto_depIdxs = []int32{
 	1,  // 0: chancery.v1.IssueRequest.requests:type_name -> chancery.v1.CertificateRequest
-	11, // 1: chancery.v1.CertificateRequest.lifetime:type_name -> google.protobuf.Duration
+	15, // 1: chancery.v1.CertificateRequest.lifetime:type_name -> google.protobuf.Duration
 	3,  // 2: chancery.v1.IssueResponse.results:type_name -> chancery.v1.Result
 	6,  // 3: chancery.v1.IssueResponse.bundle:type_name -> chancery.v1.Bundle
 	5,  // 4: chancery.v1.Result.certificate:type_name -> chancery.v1.Certificate
 	4,  // 5: chancery.v1.Result.refusal:type_name -> chancery.v1.Refusal
-	11, // 6: chancery.v1.Refusal.retry_after:type_name -> google.protobuf.Duration
-	12, // 7: chancery.v1.Certificate.not_after:type_name -> google.protobuf.Timestamp
-	9,  // 8: chancery.v1.GetAuthoritiesResponse.domains:type_name -> chancery.v1.DomainAuthorities
-	10, // 9: chancery.v1.DomainAuthorities.authorities:type_name -> chancery.v1.Authority
+	15, // 6: chancery.v1.Refusal.retry_after:type_name -> google.protobuf.Duration
+	16, // 7: chancery.v1.Certificate.not_after:type_name -> google.protobuf.Timestamp
+	13, // 8: chancery.v1.GetAuthoritiesResponse.domains:type_name -> chancery.v1.DomainAuthorities
+	14, // 9: chancery.v1.DomainAuthorities.authorities:type_name -> chancery.v1.Authority
 	0,  // 10: chancery.v1.Issuance.Issue:input_type -> chancery.v1.IssueRequest
-	7,  // 11: chancery.v1.Admin.GetAuthorities:input_type -> chancery.v1.GetAuthoritiesRequest
-	2,  // 12: chancery.v1.Issuance.Issue:output_type -> chancery.v1.IssueResponse
-	8,  // 13: chancery.v1.Admin.GetAuthorities:output_type -> chancery.v1.GetAuthoritiesResponse
-	12, // [12:14] is the sub-list for method output_type
-	10, // [10:12] is the sub-list for method input_type
+	11, // 11: chancery.v1.Admin.GetAuthorities:input_type -> chancery.v1.GetAuthoritiesRequest
+	7,  // 12: chancery.v1.Admin.RequestIssuer:input_type -> chancery.v1.RequestIssuerRequest
+	9,  // 13: chancery.v1.Admin.ImportIssuer:input_type -> chancery.v1.ImportIssuerRequest
+	2,  // 14: chancery.v1.Issuance.Issue:output_type -> chancery.v1.IssueResponse
+	12, // 15: chancery.v1.Admin.GetAuthorities:output_type -> chancery.v1.GetAuthoritiesResponse
+	8,  // 16: chancery.v1.Admin.RequestIssuer:output_type -> chancery.v1.RequestIssuerResponse
+	10, // 17: chancery.v1.Admin.ImportIssuer:output_type -> chancery.v1.ImportIssuerResponse
+	14, // [14:18] is the sub-list for method output_type
+	10, // [10:14] is the sub-list for method input_type
 	10, // [10:10] is the sub-list for extension type_name
 	10, // [10:10] is the sub-list for extension extendee
 	0,  // [0:10] is the sub-list for field type_name
@@ -805,7 +993,7 @@ func file_chancery_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_chancery_proto_rawDesc), len(file_chancery_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   11,
+			NumMessages:   15,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

@@ -134,6 +134,8 @@ var Issuance_ServiceDesc = grpc.ServiceDesc{
 
 const (
 	Admin_GetAuthorities_FullMethodName = "/chancery.v1.Admin/GetAuthorities"
+	Admin_RequestIssuer_FullMethodName  = "/chancery.v1.Admin/RequestIssuer"
+	Admin_ImportIssuer_FullMethodName   = "/chancery.v1.Admin/ImportIssuer"
 )
 
 // AdminClient is the client API for Admin service.
@@ -144,6 +146,11 @@ const (
 type AdminClient interface {
 	// GetAuthorities returns the authorities of every trust domain, without keys.
 	GetAuthorities(ctx context.Context, in *GetAuthoritiesRequest, opts ...grpc.CallOption) (*GetAuthoritiesResponse, error)
+	// RequestIssuer makes the key of the next issuer, where the root's key is kept elsewhere, and returns a request for its
+	// certificate. The same request is returned again until its certificate is imported.
+	RequestIssuer(ctx context.Context, in *RequestIssuerRequest, opts ...grpc.CallOption) (*RequestIssuerResponse, error)
+	// ImportIssuer takes the certificate that a request was answered with into use. One that fails a check changes nothing.
+	ImportIssuer(ctx context.Context, in *ImportIssuerRequest, opts ...grpc.CallOption) (*ImportIssuerResponse, error)
 }
 
 type adminClient struct {
@@ -164,6 +171,26 @@ func (c *adminClient) GetAuthorities(ctx context.Context, in *GetAuthoritiesRequ
 	return out, nil
 }
 
+func (c *adminClient) RequestIssuer(ctx context.Context, in *RequestIssuerRequest, opts ...grpc.CallOption) (*RequestIssuerResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RequestIssuerResponse)
+	err := c.cc.Invoke(ctx, Admin_RequestIssuer_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminClient) ImportIssuer(ctx context.Context, in *ImportIssuerRequest, opts ...grpc.CallOption) (*ImportIssuerResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ImportIssuerResponse)
+	err := c.cc.Invoke(ctx, Admin_ImportIssuer_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // AdminServer is the server API for Admin service.
 // All implementations must embed UnimplementedAdminServer
 // for forward compatibility.
@@ -172,6 +199,11 @@ func (c *adminClient) GetAuthorities(ctx context.Context, in *GetAuthoritiesRequ
 type AdminServer interface {
 	// GetAuthorities returns the authorities of every trust domain, without keys.
 	GetAuthorities(context.Context, *GetAuthoritiesRequest) (*GetAuthoritiesResponse, error)
+	// RequestIssuer makes the key of the next issuer, where the root's key is kept elsewhere, and returns a request for its
+	// certificate. The same request is returned again until its certificate is imported.
+	RequestIssuer(context.Context, *RequestIssuerRequest) (*RequestIssuerResponse, error)
+	// ImportIssuer takes the certificate that a request was answered with into use. One that fails a check changes nothing.
+	ImportIssuer(context.Context, *ImportIssuerRequest) (*ImportIssuerResponse, error)
 	mustEmbedUnimplementedAdminServer()
 }
 
@@ -184,6 +216,12 @@ type UnimplementedAdminServer struct{}
 
 func (UnimplementedAdminServer) GetAuthorities(context.Context, *GetAuthoritiesRequest) (*GetAuthoritiesResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method GetAuthorities not implemented")
+}
+func (UnimplementedAdminServer) RequestIssuer(context.Context, *RequestIssuerRequest) (*RequestIssuerResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method RequestIssuer not implemented")
+}
+func (UnimplementedAdminServer) ImportIssuer(context.Context, *ImportIssuerRequest) (*ImportIssuerResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ImportIssuer not implemented")
 }
 func (UnimplementedAdminServer) mustEmbedUnimplementedAdminServer() {}
 func (UnimplementedAdminServer) testEmbeddedByValue()               {}
@@ -224,6 +262,42 @@ func _Admin_GetAuthorities_Handler(srv interface{}, ctx context.Context, dec fun
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Admin_RequestIssuer_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RequestIssuerRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).RequestIssuer(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_RequestIssuer_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).RequestIssuer(ctx, req.(*RequestIssuerRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Admin_ImportIssuer_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ImportIssuerRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).ImportIssuer(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_ImportIssuer_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).ImportIssuer(ctx, req.(*ImportIssuerRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Admin_ServiceDesc is the grpc.ServiceDesc for Admin service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -234,6 +308,14 @@ var Admin_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "GetAuthorities",
 			Handler:    _Admin_GetAuthorities_Handler,
+		},
+		{
+			MethodName: "RequestIssuer",
+			Handler:    _Admin_RequestIssuer_Handler,
+		},
+		{
+			MethodName: "ImportIssuer",
+			Handler:    _Admin_ImportIssuer_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},

@@ -25,7 +25,8 @@ import (
 
 // Log is an open audit log. All methods are safe for concurrent use.
 type Log struct {
-	path string
+	path   string
+	mirror func([]Record) error // nil for none; set before the first record
 
 	mu       sync.Mutex // guards all up to closed
 	pending  *batch
@@ -33,6 +34,7 @@ type Log struct {
 	closed   bool
 	closing  chan struct{} // closed with closed, to end waits
 	spare    []byte        // of the last batch, to be filled again
+	copies   []Record      // likewise
 	begun    time.Time     // of the commit under way; zero if there is none
 	failed   error         // of the last commit
 
@@ -43,6 +45,7 @@ type Log struct {
 // batch is a group of lines that are committed together.
 type batch struct {
 	lines  []byte
+	copies []Record      // of the lines, for the mirror; empty without one
 	urgent chan struct{} // closed once somebody waits for the commit
 	waited bool          // urgent is closed
 	done   chan struct{} // closed after the commit
@@ -77,6 +80,10 @@ func Open(path string) (*Log, error) {
 
 func newBatch() *batch { return &batch{done: make(chan struct{}), urgent: make(chan struct{})} }
 
+// Mirror has every later record also written by a second log, in the same groups, one group after the other: Append
+// returns once both have it, and fails if one of them failed. It is called before the first record.
+func (l *Log) Mirror(write func([]Record) error) { l.mirror = write }
+
 // Append writes a record and returns once it is durable. After an error nothing may be done that the record
 // announces: the line may or may not be in the file.
 func (l *Log) Append(r Record) error {
@@ -109,7 +116,10 @@ func (l *Log) add(r Record, urgent bool) (*batch, error) {
 		return nil, fmt.Errorf("audit log %s: %d bytes wait for the disk already", l.path, len(l.pending.lines))
 	}
 	b := l.pending
-	b.lines = append(r.append(b.lines), '\n')
+	b.lines = append(r.AppendJSON(b.lines), '\n')
+	if l.mirror != nil {
+		b.copies = append(b.copies, r)
+	}
 	if urgent && !b.waited {
 		b.waited = true
 		close(b.urgent)
@@ -131,11 +141,12 @@ func (l *Log) flush() {
 		l.mu.Lock()
 		l.pending = newBatch()
 		l.pending.lines, l.spare = l.spare, nil
+		l.pending.copies, l.copies = l.copies, nil
 		l.mu.Unlock()
 		begun := time.Now()
-		b.err = l.commit(b.lines)
+		b.err = l.commit(b)
 		close(b.done)
-		if l.rest(begun, b.lines) {
+		if l.rest(begun, b) {
 			return
 		}
 	}
@@ -153,8 +164,8 @@ func (l *Log) await(b *batch) {
 }
 
 // rest keeps the spacing between commits, and reports whether nothing is pending after it; then flush must return.
-// written is the memory of the last commit.
-func (l *Log) rest(begun time.Time, written []byte) (idle bool) {
+// written is the last batch, whose memory is used again.
+func (l *Log) rest(begun time.Time, written *batch) (idle bool) {
 	timer := time.NewTimer(commitSpacing - time.Since(begun))
 	defer timer.Stop()
 	select {
@@ -163,8 +174,10 @@ func (l *Log) rest(begun time.Time, written []byte) (idle bool) {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if cap(written) <= maxSpare {
-		l.spare = written[:0]
+	if cap(written.lines) <= maxSpare {
+		l.spare = written.lines[:0]
+		clear(written.copies)
+		l.copies = written.copies[:0]
 	}
 	if len(l.pending.lines) == 0 {
 		l.flushing = false
@@ -172,13 +185,20 @@ func (l *Log) rest(begun time.Time, written []byte) (idle bool) {
 	return !l.flushing
 }
 
-// commit writes and syncs lines. A crash before the sync returns leaves any prefix of them in the file: their callers
+// commit writes and syncs the lines of a batch and gives them to the mirror, side by side. A crash before the sync
+// returns leaves any prefix of the lines in the file: their callers
 // were not told that they are durable, so nothing was signed on their account.
-func (l *Log) commit(lines []byte) error {
+func (l *Log) commit(b *batch) error {
 	l.mu.Lock()
 	l.begun = time.Now()
 	l.mu.Unlock()
-	err := l.write(lines)
+	mirrored := make(chan error, 1)
+	if len(b.copies) == 0 {
+		mirrored <- nil
+	} else {
+		go func() { mirrored <- l.mirror(b.copies) }()
+	}
+	err := errors.Join(l.write(b.lines), <-mirrored)
 	l.mu.Lock()
 	l.begun, l.failed = time.Time{}, err
 	l.mu.Unlock()

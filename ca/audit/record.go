@@ -22,6 +22,9 @@ type Record struct {
 	Clamped   bool       `json:"clamped,omitempty"`     // the lifetime asked for was cut to the profile's or the chain's
 	Requester Requester  `json:"requester,omitzero"`    // who asked
 
+	// Certificate, in a result, is its DER. It is not part of the line: it is for the mirror (see Log.Mirror).
+	Certificate []byte `json:"-"`
+
 	Actor  string `json:"actor,omitempty"`  // of an admin command
 	Reason string `json:"reason,omitempty"` // stable code of a denial or failure
 	Detail string `json:"detail,omitempty"` // free text
@@ -55,9 +58,9 @@ const (
 	Started Event = "started" // a server began to use this log
 )
 
-// append writes the record as JSON, the same that encoding/json gives for the tags above (a test holds them together):
+// AppendJSON writes the record as JSON, the same that encoding/json gives for the tags above (a test holds them together):
 // two records a certificate make reflection cost as much as a hash of the certificate.
-func (r *Record) append(b []byte) []byte {
+func (r *Record) AppendJSON(b []byte) []byte {
 	b = append(b, `{"time":"`...)
 	b = r.Time.AppendFormat(b, time.RFC3339Nano)
 	b = append(b, `","event":"`...)

@@ -135,7 +135,7 @@ func TestD9SealedKeyIsBoundToItsAuthority(t *testing.T) {
 	}
 	as := doc.Domains["cluster.local"].Authorities
 	as[1].Key = as[0].Key
-	if _, err := doc.Issuer(c.Domain, c.Sealer, c.Log); err == nil || !strings.Contains(err.Error(), "unsealing") {
+	if _, err := c.issuerIn(t.Context(), doc); err == nil || !strings.Contains(err.Error(), "unsealing") {
 		t.Errorf("the root's key was taken for the issuer's: %v", err)
 	}
 }
@@ -150,7 +150,7 @@ func TestIssuerIsRenewedUnderItsRoot(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if halfOver(before) {
+	if halfOver(before, time.Now()) {
 		t.Error("a new issuer counts as half over")
 	}
 	if err := k.renew(t.Context()); err != nil {
@@ -374,7 +374,7 @@ func TestRootThatEndedBesideTheOneInUse(t *testing.T) {
 		kind AuthorityKind
 		cert *x509.Certificate
 	}{{KindRoot, made.Root}, {KindRoot, ended}, {KindIssuer, made.Issuer}} {
-		if err := doc.Add(c.Domain, add.kind, add.cert, nil, c.Sealer); err != nil {
+		if err := doc.Add(c.Domain, add.kind, Key{}, c.Sealer, add.cert); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -15,7 +15,6 @@ import (
 	"time"
 
 	"github.com/chancery-project/chancery/ca"
-	"github.com/chancery-project/chancery/ca/audit"
 	"github.com/chancery-project/chancery/ca/keys"
 	"github.com/chancery-project/chancery/trust"
 )
@@ -38,13 +37,15 @@ type Document struct {
 
 // DomainState holds the authorities of one trust domain.
 type DomainState struct {
-	Generation  uint64      `json:"generation"` // of the bundle; grows when its roots change
-	Authorities []Authority `json:"authorities"`
+	Generation  uint64           `json:"generation"` // of the bundle; grows when its roots change
+	Authorities []Authority      `json:"authorities"`
+	Requested   *RequestedIssuer `json:"requested,omitempty"` // whose certificate a parent elsewhere is to sign
 }
 
 // LogState names one replica's log.
 type LogState struct {
-	ID uint32 `json:"id"` // ca.MinLogID to ca.MaxLogID
+	ID  uint32 `json:"id"`            // ca.MinLogID to ca.MaxLogID; leads every serial
+	Key string `json:"key,omitempty"` // public key of the issuance log; empty for a replica without one
 }
 
 // Authority is a root or an issuer.
@@ -54,7 +55,9 @@ type Authority struct {
 	State       AuthorityState `json:"state"`
 	Generation  uint64         `json:"generation"` // of the domain's when it was added
 	Certificate string         `json:"certificate"`
-	Key         []byte         `json:"key,omitempty"` // sealed PKCS#8; empty for keys that lie elsewhere (plugged-in issuer)
+	Chain       string         `json:"chain,omitempty"`  // certificates between this one and its root, in PEM
+	Key         []byte         `json:"key,omitempty"`    // sealed PKCS#8; empty for keys that lie elsewhere
+	KeyRef      string         `json:"keyRef,omitempty"` // of a key in a key store; see keys.Store
 	Created     time.Time      `json:"created"`
 }
 
@@ -77,39 +80,72 @@ const (
 
 // NewDocument returns a first document with a log ID for this server and no authority.
 func NewDocument() *Document {
+	return &Document{Format: documentFormat, Version: 1, Domains: map[string]*DomainState{}, Logs: []LogState{{ID: NewLogID()}}}
+}
+
+// NewLogID returns a log ID at random.
+func NewLogID() uint32 {
 	var b [4]byte
 	rand.Read(b[:])
-	id := ca.MinLogID + binary.BigEndian.Uint32(b[:])%(ca.MaxLogID-ca.MinLogID)
-	return &Document{Format: documentFormat, Version: 1, Domains: map[string]*DomainState{}, Logs: []LogState{{ID: id}}}
+	return ca.MinLogID + binary.BigEndian.Uint32(b[:])%(ca.MaxLogID-ca.MinLogID)
 }
 
 // LogID returns the log ID of this server, the only replica so far.
 func (d *Document) LogID() uint32 { return d.Logs[0].ID }
 
-// Add puts an authority into the document. key is sealed into it; nil leaves it outside. Adding a root raises the
-// domain's generation.
-func (d *Document) Add(td trust.Domain, kind AuthorityKind, cert *x509.Certificate, key crypto.Signer, s *keys.Sealer) error {
+// Key is an authority's key as it enters the document: by reference if a key store holds it, else itself, to be sealed.
+// The zero Key lies outside, such as that of a plugged-in issuer or of a root that is kept offline.
+type Key struct {
+	Signer crypto.Signer
+	Ref    string
+}
+
+// Add puts an authority into the document: its certificate, followed by those between it and its root, if any. Adding a
+// root raises the domain's generation.
+func (d *Document) Add(td trust.Domain, kind AuthorityKind, key Key, s *keys.Sealer, cert *x509.Certificate, chain ...*x509.Certificate) error {
+	state := d.domain(td)
+	if kind == KindRoot {
+		state.Generation++
+	}
+	a := Authority{
+		ID: hex.EncodeToString(cert.SubjectKeyId), Kind: kind, State: StateActive, Generation: state.Generation, KeyRef: key.Ref,
+		Certificate: string(trust.EncodeCertificates(cert)), Chain: string(trust.EncodeCertificates(chain...)),
+		Created: time.Now().UTC().Truncate(time.Second),
+	}
+	if key.Signer != nil && key.Ref == "" {
+		sealed, err := seal(key.Signer, a.sealContext(td), s)
+		if err != nil {
+			return err
+		}
+		a.Key = sealed
+	}
+	state.Authorities = append(state.Authorities, a)
+	return nil
+}
+
+func (d *Document) domain(td trust.Domain) *DomainState {
 	state := d.Domains[td.String()]
 	if state == nil {
 		state = &DomainState{}
 		d.Domains[td.String()] = state
 	}
-	if kind == KindRoot {
-		state.Generation++
+	return state
+}
+
+func seal(key crypto.Signer, context string, s *keys.Sealer) ([]byte, error) {
+	pem, err := trust.EncodeKey(key)
+	if err != nil {
+		return nil, err
 	}
-	a := Authority{
-		ID: hex.EncodeToString(cert.SubjectKeyId), Kind: kind, State: StateActive, Generation: state.Generation,
-		Certificate: string(trust.EncodeCertificates(cert)), Created: time.Now().UTC().Truncate(time.Second),
+	return s.Seal(pem, context), nil
+}
+
+func unseal(sealed []byte, context string, s *keys.Sealer) (crypto.Signer, error) {
+	pem, err := s.Open(sealed, context)
+	if err != nil {
+		return nil, err
 	}
-	if key != nil {
-		pem, err := trust.EncodeKey(key)
-		if err != nil {
-			return err
-		}
-		a.Key = s.Seal(pem, a.sealContext(td))
-	}
-	state.Authorities = append(state.Authorities, a)
-	return nil
+	return trust.ParseKey(pem)
 }
 
 func (a *Authority) sealContext(td trust.Domain) string {
@@ -125,16 +161,33 @@ func (a *Authority) X509() (*x509.Certificate, error) {
 	return certs[0], nil
 }
 
-// OpenKey unseals the authority's private key.
-func (a *Authority) OpenKey(td trust.Domain, s *keys.Sealer) (crypto.Signer, error) {
-	if len(a.Key) == 0 {
+// Certificates returns the authority's certificate and those between it and its root.
+func (a *Authority) Certificates() ([]*x509.Certificate, error) {
+	cert, err := a.X509()
+	if err != nil || a.Chain == "" {
+		return []*x509.Certificate{cert}, err
+	}
+	chain, err := trust.ParseCertificates([]byte(a.Chain))
+	if err != nil {
+		return nil, fmt.Errorf("authority %s: its chain does not parse: %w", a.ID, err)
+	}
+	return append([]*x509.Certificate{cert}, chain...), nil
+}
+
+// hasKey reports whether the document or a key store has the authority's key.
+func (a *Authority) hasKey() bool { return len(a.Key) > 0 || a.KeyRef != "" }
+
+// OpenKey returns a signer with the authority's private key: unsealed, or from the key store.
+func (a *Authority) OpenKey(ctx context.Context, td trust.Domain, s *keys.Sealer, store keys.Store) (crypto.Signer, error) {
+	switch {
+	case a.KeyRef != "" && store == nil:
+		return nil, fmt.Errorf("the key of %s %s lies in a key store, as %s; set `keys` in the config to that store", a.Kind, a.ID, a.KeyRef)
+	case a.KeyRef != "":
+		return store.Open(ctx, a.KeyRef)
+	case len(a.Key) == 0:
 		return nil, fmt.Errorf("the key of %s %s does not lie in the document", a.Kind, a.ID)
 	}
-	pem, err := s.Open(a.Key, a.sealContext(td))
-	if err != nil {
-		return nil, err
-	}
-	return trust.ParseKey(pem)
+	return unseal(a.Key, a.sealContext(td), s)
 }
 
 // Bundle returns the roots of a trust domain that are trusted now: all but tainted ones.
@@ -170,63 +223,16 @@ func (d *Document) Active(td trust.Domain, kind AuthorityKind) (*Authority, erro
 	return nil, fmt.Errorf("the authority document has no active %s for trust domain %s", kind, td)
 }
 
-// Issuer returns the active issuer of a trust domain, with its key from the document.
-func (d *Document) Issuer(td trust.Domain, s *keys.Sealer, log *audit.Log) (*ca.Issuer, error) {
-	a, err := d.Active(td, KindIssuer)
-	if err != nil {
-		return nil, err
-	}
-	key, err := a.OpenKey(td, s)
-	if err != nil {
-		return nil, err
-	}
-	cert, err := a.X509()
-	if err != nil {
-		return nil, err
-	}
-	bundle, err := d.Bundle(td)
-	if err != nil {
-		return nil, err
-	}
-	return ca.NewIssuer(ca.IssuerConfig{Domain: td, Key: key, Chain: []*x509.Certificate{cert}, Bundle: bundle, LogID: d.LogID(), Log: log})
-}
-
-// NewIssuer makes a new issuer under the active root, whose key must lie in the document. It changes nothing: see
-// ReplaceIssuer. The key's type is the root's.
-func (d *Document) NewIssuer(ctx context.Context, td trust.Domain, s *keys.Sealer, log *audit.Log) (*x509.Certificate, crypto.Signer, error) {
-	root, err := d.Active(td, KindRoot)
-	if err != nil {
-		return nil, nil, err
-	}
-	cert, err := root.X509()
-	if err != nil {
-		return nil, nil, err
-	}
-	rootKey, err := root.OpenKey(td, s)
-	if err != nil {
-		return nil, nil, err
-	}
-	bundle, err := d.Bundle(td)
-	if err != nil {
-		return nil, nil, err
-	}
-	signer, err := ca.NewIssuer(ca.IssuerConfig{Domain: td, Key: rootKey, Chain: []*x509.Certificate{cert}, Bundle: bundle, LogID: d.LogID(), Log: log})
-	if err != nil {
-		return nil, nil, err
-	}
-	return signer.NewIssuer(ctx, ca.DefaultIssuerTTL, audit.Requester{Method: "issuer renewal"})
-}
-
 // ReplaceIssuer makes cert the active issuer. The former one retires: nothing is signed with it any more, and what it
 // signed stays valid, since each leaf is sent with its issuer. Its sealed key is dropped.
-func (d *Document) ReplaceIssuer(td trust.Domain, cert *x509.Certificate, key crypto.Signer, s *keys.Sealer) error {
+func (d *Document) ReplaceIssuer(td trust.Domain, key Key, s *keys.Sealer, cert *x509.Certificate, chain ...*x509.Certificate) error {
 	old, err := d.Active(td, KindIssuer)
 	if err != nil {
 		return err
 	}
 	old.State, old.Key = StateRetiring, nil
 	d.dropEndedIssuers(td, time.Now())
-	return d.Add(td, KindIssuer, cert, key, s)
+	return d.Add(td, KindIssuer, key, s, cert, chain...)
 }
 
 // dropEndedIssuers forgets retired issuers whose certificates have ended, so that the document does not grow for ever.
@@ -240,6 +246,21 @@ func (d *Document) dropEndedIssuers(td trust.Domain, now time.Time) {
 		kept = append(kept, a)
 	}
 	state.Authorities = kept
+}
+
+// keyRefs returns the references of all keys that the document needs.
+func (d *Document) keyRefs() map[string]bool {
+	refs := map[string]bool{}
+	for _, state := range d.Domains {
+		for _, a := range state.Authorities {
+			refs[a.KeyRef] = true
+		}
+		if state.Requested != nil {
+			refs[state.Requested.KeyRef] = true
+		}
+	}
+	delete(refs, "")
+	return refs
 }
 
 func (d *Document) domainNames() []string {

@@ -34,6 +34,12 @@ type Config struct {
 	Logger   *slog.Logger
 	Profiles []*ca.Profile // each issuer is checked against them before use
 	Plugged  *Plugged      // issuer from files; nil = issuer and root lie in the document
+	// IssuanceLog is the issuance log that Log is mirrored to; zero for none. The document must list the same.
+	IssuanceLog LogState
+	Keys        keys.Store // where new keys are made; nil = in memory, to be sealed into the document
+	KeyType     ca.KeyType // of new keys; default p256. See ca.IssuerType for issuers
+	// Roots are those of a CA kept elsewhere: Init takes them and makes no key. The issuer comes by Request and Import.
+	Roots []*x509.Certificate
 }
 
 // Plugged names the folder of a plugged-in issuer.
@@ -44,8 +50,12 @@ type Plugged struct {
 
 // Keeper holds the issuer of the moment.
 type Keeper struct {
-	config Config
-	issuer atomic.Pointer[ca.Issuer]
+	config   Config
+	issuer   atomic.Pointer[ca.Issuer]
+	inUse    atomic.Pointer[active]   // the same issuer, with its key
+	snapshot atomic.Pointer[Document] // the same as doc, for who must not wait for a slow store or key
+
+	warned time.Time // when mindIssuer warned last; of Run's goroutine
 
 	mu   sync.Mutex // guards all below; held over store calls, so that changes come one after the other
 	doc  *Document
@@ -62,13 +72,21 @@ func Init(ctx context.Context, c Config, actor string) (*Document, error) {
 		return nil, err
 	}
 	doc := NewDocument()
+	if c.IssuanceLog.Key != "" {
+		doc.Logs[0] = c.IssuanceLog
+	}
 	if err := c.Log.Append(audit.Record{Event: audit.Admin, Actor: actor, Detail: "authority init for trust domain " + c.Domain.String()}); err != nil {
 		return nil, err
 	}
 	var err error
-	if c.Plugged != nil {
+	switch {
+	case c.Plugged != nil && len(c.Roots) > 0:
+		err = errors.New("a plugged-in issuer brings its roots along; none can be given beside it")
+	case c.Plugged != nil:
 		err = adopt(doc, c)
-	} else {
+	case len(c.Roots) > 0:
+		err = adoptRoots(doc, c)
+	default:
 		err = create(ctx, doc, c, actor)
 	}
 	if err != nil {
@@ -82,16 +100,25 @@ func Init(ctx context.Context, c Config, actor string) (*Document, error) {
 }
 
 func create(ctx context.Context, doc *Document, c Config, actor string) error {
+	root, err := c.generate(ctx, c.KeyType)
+	if err != nil {
+		return err
+	}
+	issuer, err := c.generate(ctx, ca.IssuerType(c.KeyType))
+	if err != nil {
+		return err
+	}
 	made, err := ca.Create(ctx, ca.CreateConfig{
 		Domain: c.Domain, LogID: doc.LogID(), Log: c.Log, Requester: audit.Requester{Method: "authority init", User: actor},
+		RootKey: root.Signer, IssuerKey: issuer.Signer,
 	})
 	if err != nil {
 		return err
 	}
-	if err := doc.Add(c.Domain, KindRoot, made.Root, made.RootKey, c.Sealer); err != nil {
+	if err := doc.Add(c.Domain, KindRoot, root, c.Sealer, made.Root); err != nil {
 		return err
 	}
-	return doc.Add(c.Domain, KindIssuer, made.Issuer, made.IssuerKey, c.Sealer)
+	return doc.Add(c.Domain, KindIssuer, issuer, c.Sealer, made.Issuer)
 }
 
 // adopt writes a plugged-in issuer and its roots into the document, without keys. A root that has ended is refused here
@@ -108,15 +135,50 @@ func adopt(doc *Document, c Config) error {
 		if time.Now().After(r.NotAfter) {
 			return fmt.Errorf("root certificate %q in %s ended at %s", r.Subject, c.Plugged.Dir, r.NotAfter.UTC().Format(time.RFC3339))
 		}
-		if err := doc.Add(c.Domain, KindRoot, r, nil, c.Sealer); err != nil {
+		if err := doc.Add(c.Domain, KindRoot, Key{}, c.Sealer, r); err != nil {
 			return err
 		}
 	}
-	return doc.Add(c.Domain, KindIssuer, set.Chain[0], nil, c.Sealer)
+	return doc.Add(c.Domain, KindIssuer, Key{}, c.Sealer, set.Chain[0])
 }
 
 // Open loads the document and makes its issuer ready. A missing document is an error that names the command to run.
 func Open(ctx context.Context, c Config) (*Keeper, error) {
+	a, err := load(ctx, c)
+	if err != nil {
+		return nil, err
+	}
+	if c.Plugged != nil {
+		set, err := files.Read(c.Plugged.Dir, c.Plugged.Layout)
+		if err != nil {
+			return nil, err
+		}
+		return a, a.use(ctx, set)
+	}
+	issuer, err := a.doc.Active(c.Domain, KindIssuer)
+	if err != nil && a.offline() {
+		return nil, fmt.Errorf("%w: %w", err, errOffline)
+	} else if err != nil {
+		return nil, err
+	}
+	if !issuer.hasKey() {
+		return nil, errors.New("the active issuer was plugged in from files; set `issuer` in the config to their folder")
+	}
+	use, err := c.issuerIn(ctx, a.doc)
+	if err != nil && expired(issuer) {
+		return a, a.renew(ctx) // the server was off for longer than its issuer lived; its root may still stand
+	} else if err != nil {
+		return nil, err
+	}
+	if err := a.check(use.issuer); err != nil {
+		return nil, err
+	}
+	a.swap(use)
+	return a, nil
+}
+
+// load reads the document.
+func load(ctx context.Context, c Config) (*Keeper, error) {
 	a := &Keeper{config: c}
 	data, version, err := c.Store.Load(ctx)
 	if errors.Is(err, store.ErrMissing) {
@@ -127,32 +189,18 @@ func Open(ctx context.Context, c Config) (*Keeper, error) {
 	if a.doc, err = DecodeDocument(data, version, c.Sealer); err != nil {
 		return nil, err
 	}
+	if err := a.doc.checkLog(c.IssuanceLog); err != nil {
+		return nil, err
+	}
 	a.data = data
-	if c.Plugged != nil {
-		set, err := files.Read(c.Plugged.Dir, c.Plugged.Layout)
-		if err != nil {
-			return nil, err
-		}
-		return a, a.use(ctx, set)
-	}
-	active, err := a.doc.Active(c.Domain, KindIssuer)
-	if err != nil {
-		return nil, err
-	}
-	if len(active.Key) == 0 {
-		return nil, errors.New("the active issuer was plugged in from files; set `issuer` in the config to their folder")
-	}
-	issuer, err := a.doc.Issuer(c.Domain, c.Sealer, c.Log)
-	if err != nil && expired(active) {
-		return a, a.renew(ctx) // the server was off for longer than its issuer lived; its root still stands
-	} else if err != nil {
-		return nil, err
-	}
-	if err := a.check(issuer); err != nil {
-		return nil, err
-	}
-	a.swap(issuer)
+	a.snapshot.Store(a.doc)
 	return a, nil
+}
+
+// offline reports whether the root's key lies elsewhere. Caller holds mu or is alone.
+func (a *Keeper) offline() bool {
+	root, err := a.doc.Active(a.config.Domain, KindRoot)
+	return err == nil && !root.hasKey()
 }
 
 func expired(a *Authority) bool {
@@ -173,11 +221,7 @@ func (a *Keeper) Issuer() (*ca.Issuer, error) {
 }
 
 // Document returns the document in use. Callers must not change it.
-func (a *Keeper) Document() *Document {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return a.doc
-}
+func (a *Keeper) Document() *Document { return a.snapshot.Load() }
 
 // check is done before the document names an issuer: one that fails it must not be what the next start finds.
 func (a *Keeper) check(i *ca.Issuer) error {
@@ -188,7 +232,9 @@ func (a *Keeper) check(i *ca.Issuer) error {
 }
 
 // swap puts an issuer to use.
-func (a *Keeper) swap(i *ca.Issuer) {
+func (a *Keeper) swap(use active) {
+	i := use.issuer
+	a.inUse.Store(&use)
 	a.issuer.Store(i)
 	a.config.Logger.Info("issuer in use", "issuer", i.SKI(), "not_after", i.NotAfter().UTC(), "generation", i.Bundle().Generation())
 }
@@ -205,11 +251,7 @@ func (a *Keeper) Run(ctx context.Context) error {
 	ticker := time.NewTicker(time.Minute)
 	defer ticker.Stop()
 	for {
-		if halfOver(a.issuer.Load()) {
-			if err := a.renew(ctx); err != nil {
-				a.config.Logger.Error("issuer not renewed; the old one stays in use", "reason", err.Error())
-			}
-		}
+		a.mindIssuer(ctx, time.Now())
 		select {
 		case <-ctx.Done():
 			return nil
@@ -218,9 +260,30 @@ func (a *Keeper) Run(ctx context.Context) error {
 	}
 }
 
-func halfOver(i *ca.Issuer) bool {
+// warnEvery is how often an issuer that only an admin can renew is called to mind.
+const warnEvery = time.Hour
+
+// mindIssuer renews an issuer that is past half of its life, or, where the root's key lies elsewhere, says that somebody
+// should.
+func (a *Keeper) mindIssuer(ctx context.Context, now time.Time) {
+	i := a.issuer.Load()
+	if !halfOver(i, now) {
+		return
+	}
+	switch err := a.renew(ctx); {
+	case err == nil:
+	case !errors.Is(err, errOffline):
+		a.config.Logger.Error("issuer not renewed; the old one stays in use", "reason", err.Error())
+	case now.Sub(a.warned) >= warnEvery:
+		a.warned = now
+		a.config.Logger.Warn("issuer is past half of its life", "issuer", i.SKI(), "not_after", i.NotAfter().UTC(),
+			"left", i.NotAfter().Sub(now).Truncate(time.Minute).String(), "reason", err.Error())
+	}
+}
+
+func halfOver(i *ca.Issuer, now time.Time) bool {
 	cert := i.Chain()[0]
-	return time.Since(cert.NotBefore) > cert.NotAfter.Sub(cert.NotBefore)/2
+	return now.Sub(cert.NotBefore) > cert.NotAfter.Sub(cert.NotBefore)/2
 }
 
 // renew makes a new issuer under the active root. Nobody needs to learn of it first: each leaf is sent with its
@@ -230,7 +293,7 @@ func (a *Keeper) renew(ctx context.Context) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	c := a.config
-	cert, key, err := a.doc.NewIssuer(ctx, c.Domain, c.Sealer, c.Log)
+	cert, key, err := c.newIssuer(ctx, a.doc)
 	if err != nil {
 		return fmt.Errorf("renewing issuer: %w", err)
 	}
@@ -238,20 +301,20 @@ func (a *Keeper) renew(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := next.ReplaceIssuer(c.Domain, cert, key, c.Sealer); err != nil {
+	if err := next.ReplaceIssuer(c.Domain, key, c.Sealer, cert); err != nil {
 		return err
 	}
-	issuer, err := next.Issuer(c.Domain, c.Sealer, c.Log)
+	use, err := c.issuerIn(ctx, next)
 	if err != nil {
 		return err
 	}
-	if err := a.check(issuer); err != nil {
+	if err := a.check(use.issuer); err != nil {
 		return err
 	}
 	if err := a.store(ctx, next); err != nil {
 		return err
 	}
-	a.swap(issuer)
+	a.swap(use)
 	return nil
 }
 
@@ -265,7 +328,10 @@ func (a *Keeper) store(ctx context.Context, next *Document) error {
 		a.catchUp(ctx)
 		return err
 	}
+	before := a.doc
 	a.doc, a.data = next, data
+	a.snapshot.Store(next)
+	a.dropKeys(ctx, before, next)
 	return nil
 }
 
@@ -279,6 +345,7 @@ func (a *Keeper) catchUp(ctx context.Context) {
 	doc, err := DecodeDocument(data, version, a.config.Sealer)
 	if sum := sha256.Sum256(a.data); err == nil && doc.Previous == hex.EncodeToString(sum[:]) {
 		a.doc, a.data = doc, data
+		a.snapshot.Store(doc)
 	}
 }
 
@@ -302,23 +369,23 @@ func (a *Keeper) use(ctx context.Context, set *files.Set) error {
 	if err := a.check(issuer); err != nil {
 		return err
 	}
-	active, err := a.doc.Active(c.Domain, KindIssuer)
+	issuing, err := a.doc.Active(c.Domain, KindIssuer)
 	if err != nil {
 		return err
 	}
-	if current, err := active.X509(); err != nil || !current.Equal(set.Chain[0]) {
+	if current, err := issuing.X509(); err != nil || !current.Equal(set.Chain[0]) {
 		next, err := a.doc.Next(a.data)
 		if err != nil {
 			return err
 		}
-		if err := next.ReplaceIssuer(c.Domain, set.Chain[0], nil, c.Sealer); err != nil {
+		if err := next.ReplaceIssuer(c.Domain, Key{}, c.Sealer, set.Chain[0]); err != nil {
 			return err
 		}
 		if err := a.store(ctx, next); err != nil {
 			return err
 		}
 	}
-	a.swap(issuer)
+	a.swap(active{issuer, set.Key})
 	a.set = set
 	return nil
 }

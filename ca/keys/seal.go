@@ -1,10 +1,12 @@
-// Package keys owns private keys at rest: the sealing key, and what is sealed with it.
+// Package keys owns private keys at rest: the sealing key and what is sealed with it, stores that hold keys outside of the
+// authority document (Store), and the check that each key still signs (Health).
 //
 // A Sealer encrypts private keys before they enter the authority document and authenticates the document itself
 // (decision D9). Its key lies in a file of its own, never in the store: who can read the store alone learns no key,
 // who can write the store alone cannot make a server accept what he wrote.
 //
-// It refuses a sealing key that others may read, and to make a new one where one is expected.
+// It refuses a sealing key, passphrase or PIN that others may read, to make a new one where one is expected, and to hand
+// out a private key: what it returns signs, and that is all.
 package keys
 
 import (
@@ -54,15 +56,6 @@ func CreateSealer(path string) (*Sealer, error) {
 		return nil, fmt.Errorf("writing sealing key %s: %w", path, err)
 	}
 	return newSealer(key)
-}
-
-func syncDir(path string) error {
-	d, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	defer d.Close()
-	return d.Sync()
 }
 
 // LoadSealer reads the sealing key from a file: 32 bytes in base64, readable by its owner only.

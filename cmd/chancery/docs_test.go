@@ -16,16 +16,26 @@ import (
 )
 
 // configFiles are the files whose structs make up the config files.
-var configFiles = []string{"server/config.go", "agent/config.go", "../../ca/profile.go"}
+var configFiles = []string{"server/config.go", "server/keystore/keystore.go", "agent/config.go", "../../ca/profile.go"}
 
 // yamlField is one field of a config struct.
 type yamlField struct{ owner, name, doc string }
 
-// yamlFields returns the fields of every struct named *Config that have a json tag.
+// yamlFields returns the fields of all config files of commands.
 func yamlFields(t *testing.T) []yamlField {
 	t.Helper()
+	all := configFields(t, configFiles...)
+	if len(all) < 40 {
+		t.Fatalf("only %d fields found", len(all))
+	}
+	return all
+}
+
+// configFields returns the fields of every struct named *Config in source files.
+func configFields(t *testing.T, files ...string) []yamlField {
+	t.Helper()
 	var all []yamlField
-	for _, file := range configFiles {
+	for _, file := range files {
 		f, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.ParseComments)
 		if err != nil {
 			t.Fatal(err)
@@ -53,9 +63,6 @@ func yamlFields(t *testing.T) []yamlField {
 			}
 			return true
 		})
-	}
-	if len(all) < 40 {
-		t.Fatalf("only %d fields found", len(all))
 	}
 	return all
 }

@@ -18,8 +18,11 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/chancery-project/chancery/cmd/chancery/agent"
+	"github.com/chancery-project/chancery/cmd/chancery/ceremony"
 	"github.com/chancery-project/chancery/cmd/chancery/dev"
 	"github.com/chancery-project/chancery/cmd/chancery/inspect"
+	"github.com/chancery-project/chancery/cmd/chancery/log"
+	"github.com/chancery-project/chancery/cmd/chancery/process"
 	"github.com/chancery-project/chancery/cmd/chancery/server"
 	"github.com/chancery-project/chancery/cmd/chancery/svid"
 )
@@ -47,6 +50,9 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 	default:
 		fmt.Fprintf(stderr, "chancery: %v\n", err)
 	}
+	if e, ok := errors.AsType[*process.ExitError](err); ok {
+		return e.Code
+	}
 	return 1
 }
 
@@ -60,8 +66,10 @@ func newRoot() *cobra.Command {
 			"To see it work on this machine: chancery dev",
 		SilenceErrors: true, SilenceUsage: true, Version: version(info),
 	}
-	root.AddCommand(server.Command(), agent.Command(), dev.Command(), server.AuthorityCommand(),
-		svid.Command(agent.DefaultSocket, dev.DefaultSocket()), inspect.Command())
+	authority := server.AuthorityCommand()
+	authority.AddCommand(ceremony.Command(), ceremony.ImportCommand())
+	root.AddCommand(server.Command(), agent.Command(), dev.Command(), authority,
+		svid.Command(agent.DefaultSocket, dev.DefaultSocket()), inspect.Command(), log.Command())
 	return root
 }
 

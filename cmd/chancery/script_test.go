@@ -4,7 +4,9 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"io"
 	"net"
+	"net/http"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -32,7 +34,7 @@ func TestScripts(t *testing.T) {
 			return nil
 		},
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
-			"until": until, "grepfile": grepFile, "unixsocket": unixSocket,
+			"until": until, "grepfile": grepFile, "metric": metric, "unixsocket": unixSocket,
 		},
 	})
 }
@@ -69,6 +71,32 @@ func grepFile(ts *testscript.TestScript, neg bool, args []string) {
 			ts.Fatalf("%s has no %q within %s: %v\n%s", args[1], args[0], patience, err, data)
 		}
 	}
+}
+
+// metric waits until the process whose addrFile is given has a metric that matches the pattern.
+func metric(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 2 {
+		ts.Fatalf("usage: metric PATTERN ADDRFILE")
+	}
+	pattern := regexp.MustCompile("(?m)" + args[0])
+	var last string
+	for deadline := time.Now().Add(patience); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
+		addrs, err := os.ReadFile(ts.MkAbs(args[1]))
+		if err != nil {
+			continue
+		}
+		_, rest, _ := strings.Cut(string(addrs), "metrics=")
+		resp, err := http.Get("http://" + strings.TrimSpace(rest) + "/metrics")
+		if err != nil {
+			continue
+		}
+		data, err := io.ReadAll(resp.Body)
+		resp.Body.Close()
+		if last = string(data); err == nil && pattern.Match(data) {
+			return
+		}
+	}
+	ts.Fatalf("no metric %q within %s:\n%s", args[0], patience, last)
 }
 
 // unixSocket opens a socket that accepts connections and never answers, until the script ends. The first connection

@@ -106,7 +106,7 @@ func (d *dev) open(ctx context.Context) (*server.Server, *server.Settings, error
 func (d *dev) settings() (*server.Settings, error) {
 	data, err := yaml.Marshal(&server.Config{
 		TrustDomain: domainName, Listen: d.pick(d.flags.listen, d.pickListen), Metrics: d.pick(d.flags.metrics, d.pickMetrics),
-		State: server.StateConfig{SQLite: "state.db"}, AuditLog: "audit.jsonl",
+		State: server.StateConfig{SQLite: "state.db"}, AuditLog: "audit.jsonl", IssuanceLog: "log",
 		Profile: ca.ProfileConfig{DefaultTTL: d.flags.ttl.String(), MaxTTL: ca.DefaultMaxTTL.String()},
 		Clusters: []server.ClusterConfig{{
 			Name: clusterName, Issuer: tokenIssuer, Audiences: []string{"istio-ca", "chancery"}, JWKSFile: "jwks.json",
@@ -214,6 +214,7 @@ func (d *dev) sayReady(settings *server.Settings, took time.Duration) {
 	d.say("  %s svid fetch%s --write DIR   # as files", name, hint)
 	d.say("  %s authority show -c %s", name, d.path("server.yaml"))
 	d.say("  tail -f %s   # who got which certificate", settings.AuditLog)
+	d.say("  %s log verify %s   # nothing was changed or left out", name, settings.IssuanceLog)
 	d.say("A token for the Istio API (clusterid: %s) is kept fresh in %s.", clusterName, d.path("token"))
 }
 

@@ -5,8 +5,6 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"os/user"
-	"strconv"
 	"time"
 
 	"google.golang.org/grpc"
@@ -17,6 +15,7 @@ import (
 	"github.com/chancery-project/chancery/api/chanceryv1"
 	"github.com/chancery-project/chancery/ca/audit"
 	"github.com/chancery-project/chancery/ca/authority"
+	"github.com/chancery-project/chancery/cmd/chancery/process"
 	"github.com/chancery-project/chancery/sds/socket"
 )
 
@@ -75,32 +74,32 @@ func actorOf(ctx context.Context) (string, error) {
 	if !ok || p.UID != 0 && int(p.UID) != os.Getuid() {
 		return "", status.Error(codes.PermissionDenied, "only root and the server's own user may use the admin socket")
 	}
-	return userName(p.UID), nil
-}
-
-func userName(uid uint32) string {
-	n := strconv.FormatUint(uint64(uid), 10)
-	if u, err := user.LookupId(n); err == nil {
-		return "unix:" + u.Username
-	}
-	return "unix:uid-" + n
+	return process.UserName(p.UID), nil
 }
 
 // adminTimeout bounds a call to a running server.
 const adminTimeout = 10 * time.Second
 
 // askAdmin gets the authorities from a running server.
-func askAdmin(ctx context.Context, path string) (*chanceryv1.GetAuthoritiesResponse, error) {
+func askAdmin(ctx context.Context, path string) (resp *chanceryv1.GetAuthoritiesResponse, err error) {
+	err = withAdmin(ctx, path, func(ctx context.Context, c chanceryv1.AdminClient) error {
+		resp, err = c.GetAuthorities(ctx, &chanceryv1.GetAuthoritiesRequest{})
+		return err
+	})
+	return resp, err
+}
+
+// withAdmin calls f with a connection to a running server.
+func withAdmin(ctx context.Context, path string, f func(context.Context, chanceryv1.AdminClient) error) error {
 	ctx, cancel := context.WithTimeout(ctx, adminTimeout)
 	defer cancel()
 	conn, err := grpc.NewClient("unix:"+path, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
-		return nil, fmt.Errorf("connecting to admin socket %s: %w", path, err)
+		return fmt.Errorf("connecting to admin socket %s: %w", path, err)
 	}
 	defer conn.Close()
-	resp, err := chanceryv1.NewAdminClient(conn).GetAuthorities(ctx, &chanceryv1.GetAuthoritiesRequest{})
-	if err != nil {
-		return nil, fmt.Errorf("asking the server on admin socket %s: %w", path, err)
+	if err := f(ctx, chanceryv1.NewAdminClient(conn)); err != nil {
+		return fmt.Errorf("asking the server on admin socket %s: %w", path, err)
 	}
-	return resp, nil
+	return nil
 }

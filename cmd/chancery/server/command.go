@@ -2,6 +2,8 @@ package server
 
 import (
 	"context"
+	"crypto/x509"
+	"fmt"
 	"log/slog"
 	"os"
 	"runtime"
@@ -65,19 +67,28 @@ func tuneRuntime() {
 // AuthorityCommand returns `chancery authority`.
 func AuthorityCommand() *cobra.Command {
 	cmd := &cobra.Command{Use: "authority", Short: "Make and show the authorities of a server", Args: cobra.NoArgs, RunE: process.Help}
-	var file, format string
+	var file, format, root string
 	init := &cobra.Command{
 		Use: "init -c FILE", Short: "Make root and issuer, or adopt plugged-in ones", Args: cobra.NoArgs,
 		Long: "Makes the authority document of the server whose config is given: with a new root and issuer, or, where the config\n" +
-			"names a plugged-in issuer, with that. Writes the roots to roots.pem beside the state. Nothing that exists is changed.",
+			"names a plugged-in issuer, with that. Writes the roots to roots.pem beside the state. Nothing that exists is changed.\n" +
+			"With --root, the root is kept elsewhere: only its certificate is taken, and the issuer comes by `authority csr` and\n" +
+			"`authority import`.",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			s, err := Load(file)
 			if err != nil {
 				return err
 			}
-			return Init(cmd.Context(), s, cmd.OutOrStdout())
+			var roots []*x509.Certificate
+			if root != "" {
+				if roots, err = readCertificates(root); err != nil {
+					return fmt.Errorf("--root: %w", err)
+				}
+			}
+			return initialize(cmd.Context(), s, roots, cmd.OutOrStdout())
 		},
 	}
+	init.Flags().StringVar(&root, "root", "", "PEM file with the certificate of a root whose key is kept elsewhere")
 	show := &cobra.Command{
 		Use: "show -c FILE", Short: "Show the authorities of every trust domain", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -92,7 +103,7 @@ func AuthorityCommand() *cobra.Command {
 		},
 	}
 	show.Flags().StringVarP(&format, "output", "o", "text", "text, json or pem (roots only)")
-	for _, sub := range []*cobra.Command{init, show} {
+	for _, sub := range []*cobra.Command{init, show, csrCommand(&file), importCommand(&file)} {
 		sub.Flags().StringVarP(&file, "config", "c", "", "config file of the server (YAML)")
 		cmd.AddCommand(sub)
 	}

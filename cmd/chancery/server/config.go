@@ -5,6 +5,7 @@ import (
 
 	"github.com/chancery-project/chancery/ca"
 	"github.com/chancery-project/chancery/cmd/chancery/process"
+	"github.com/chancery-project/chancery/cmd/chancery/server/keystore"
 )
 
 // Config is the file of `chancery server -c FILE`. Relative paths count from the file's folder.
@@ -25,8 +26,14 @@ type Config struct {
 	State StateConfig `json:"state"`
 	// AuditLog is the file of the audit log. Required. Who can change it can hide what was issued.
 	AuditLog string `json:"auditLog"`
+	// IssuanceLog is the folder of the issuance log: a Merkle tree over all that is issued, which `chancery log` verifies.
+	// Default none. Once the authority document lists it, a server does not start without it. Who can write it can hide what
+	// was issued from those who hold no checkpoint of it.
+	IssuanceLog string `json:"issuanceLog,omitempty"`
 	// Issuer names a plugged-in issuer. Default: root and issuer in the state, made by `authority init`.
 	Issuer *IssuerConfig `json:"issuer,omitempty"`
+	// Keys says where private keys of root and issuer are made and kept. Default: sealed in the state.
+	Keys keystore.Config `json:"keys,omitzero"`
 	// Profile sets lifetimes and key types of workload certificates. All fields have defaults.
 	Profile ca.ProfileConfig `json:"profile,omitzero"`
 	// Clusters lists whose tokens are accepted. At least one.
@@ -109,7 +116,7 @@ type RateConfig struct {
 func (c *Config) setDefaults(file string) error {
 	process.SetDefault(&c.Listen, "127.0.0.1:8443")
 	process.SetDefault(&c.Metrics, "127.0.0.1:9443")
-	paths := []*string{&c.AddrFile, &c.State.SQLite, &c.State.SealingKey, &c.AuditLog}
+	paths := []*string{&c.AddrFile, &c.State.SQLite, &c.State.SealingKey, &c.AuditLog, &c.Keys.Dir, &c.Keys.PassphraseFile, &c.IssuanceLog}
 	if c.Issuer != nil {
 		paths = append(paths, &c.Issuer.CACerts, &c.Issuer.TLS)
 	}

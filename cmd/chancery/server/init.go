@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
@@ -14,12 +15,17 @@ import (
 	"github.com/chancery-project/chancery/ca/keys"
 	"github.com/chancery-project/chancery/ca/store"
 	"github.com/chancery-project/chancery/cmd/chancery/process"
+	"github.com/chancery-project/chancery/cmd/chancery/server/issuance"
 )
 
 // Init makes sealing key, document and roots.pem, in this order; a crash on the way leaves what a second call
 // completes. If there is a document already it makes roots.pem if that is missing, changes nothing else, and returns
 // store.ErrConflict.
-func Init(ctx context.Context, s *Settings, out io.Writer) error {
+func Init(ctx context.Context, s *Settings, out io.Writer) error { return initialize(ctx, s, nil, out) }
+
+// initialize is Init. With roots, those of a CA that is kept elsewhere, none is made, and the issuer is left to
+// `authority csr` and `authority import`.
+func initialize(ctx context.Context, s *Settings, roots []*x509.Certificate, out io.Writer) error {
 	st, err := store.CreateSQLite(ctx, s.State.SQLite)
 	if err != nil {
 		return s.explainStore(err)
@@ -27,7 +33,7 @@ func Init(ctx context.Context, s *Settings, out io.Writer) error {
 	defer st.Close()
 	data, version, err := st.Load(ctx)
 	if err == nil { // before a sealing key is made or the audit log opened
-		return alreadyMade(s, data, version)
+		return alreadyMade(ctx, s, st, data, version)
 	} else if !errors.Is(err, store.ErrMissing) {
 		return err
 	}
@@ -43,9 +49,28 @@ func Init(ctx context.Context, s *Settings, out io.Writer) error {
 		return err
 	}
 	defer log.Close()
+	if _, err := issuance.Create(s.IssuanceLog, s.domain, authority.NewLogID()); err != nil {
+		return err
+	}
+	issued, listed, err := issuance.Open(s.IssuanceLog, log, slog.New(slog.DiscardHandler))
+	if err != nil {
+		return err
+	}
+	if issued != nil {
+		defer issued.Close()
+		defer log.Close() // before it
+	}
+	kept, err := s.keys.Open(ctx, slog.New(slog.DiscardHandler))
+	if err != nil {
+		return s.wrong(err)
+	}
+	if kept != nil {
+		defer kept.Close()
+	}
 	doc, err := authority.Init(ctx, authority.Config{
 		Domain: s.domain, Store: st, Sealer: sealer, Log: log, Logger: slog.New(slog.DiscardHandler), Plugged: s.Issuer.plugged(),
-	}, userName(uint32(os.Getuid())))
+		IssuanceLog: listed, Keys: kept, KeyType: s.keys.Type(), Roots: roots,
+	}, process.UserName(uint32(os.Getuid())))
 	if err != nil {
 		return err
 	}
@@ -54,14 +79,22 @@ func Init(ctx context.Context, s *Settings, out io.Writer) error {
 	}
 	fmt.Fprintf(out, "Made the authorities of trust domain %s in %s.\n", s.domain, s.State.SQLite)
 	fmt.Fprintf(out, "Agents need the roots in %s (serverRoots).\n", s.rootsFile())
+	if s.Issuer == nil {
+		fmt.Fprintln(out, s.keys.Describe(fmt.Sprintf("Private keys lie in %s, sealed with %s.", s.State.SQLite, s.State.SealingKey)))
+	}
 	fmt.Fprintf(out, "Keep %s apart from backups of the state: both together are the CA.\n", s.State.SealingKey)
+	if len(roots) > 0 {
+		fmt.Fprintf(out, "There is no issuer yet: `chancery authority csr -c %s` makes a request for the root's CA to sign.\n", s.file)
+	}
 	return nil
 }
 
-// alreadyMade makes up for a crash between document and roots.pem.
-func alreadyMade(s *Settings, data []byte, version uint64) error {
+// alreadyMade makes up for a crash between document and roots.pem, and for an issuance log that the config names since.
+func alreadyMade(ctx context.Context, s *Settings, st *store.SQLite, data []byte, version uint64) error {
 	have := fmt.Errorf("the state %s has authorities already (%w); `chancery authority show -c %s` prints them", s.State.SQLite, store.ErrConflict, s.file)
-	if _, err := os.Lstat(s.rootsFile()); !errors.Is(err, fs.ErrNotExist) {
+	_, err := os.Lstat(s.rootsFile())
+	rootsMissing := errors.Is(err, fs.ErrNotExist)
+	if !rootsMissing && s.IssuanceLog == "" {
 		return have
 	}
 	sealer, err := keys.LoadSealer(s.State.SealingKey)
@@ -72,10 +105,20 @@ func alreadyMade(s *Settings, data []byte, version uint64) error {
 	if err != nil {
 		return errors.Join(have, err)
 	}
-	if err := writeRoots(s, doc); err != nil {
-		return errors.Join(have, err)
+	if rootsMissing {
+		if err := writeRoots(s, doc); err != nil {
+			return errors.Join(have, err)
+		}
+		have = fmt.Errorf("%w; %s was missing and has been written", have, s.rootsFile())
 	}
-	return fmt.Errorf("%w; %s was missing and has been written", have, s.rootsFile())
+	made, err := issuance.Attach(ctx, s.IssuanceLog, authority.Config{Domain: s.domain, Store: st, Sealer: sealer}, doc)
+	if err != nil {
+		return err
+	}
+	if made {
+		have = fmt.Errorf("%w; the issuance log %s was missing and has been made", have, s.IssuanceLog)
+	}
+	return have
 }
 
 func writeRoots(s *Settings, doc *authority.Document) error {

@@ -19,9 +19,12 @@ import (
 	"github.com/chancery-project/chancery/ca"
 	"github.com/chancery-project/chancery/ca/audit"
 	"github.com/chancery-project/chancery/ca/authority"
+	"github.com/chancery-project/chancery/ca/issuelog"
 	"github.com/chancery-project/chancery/ca/keys"
 	"github.com/chancery-project/chancery/ca/store"
 	"github.com/chancery-project/chancery/cmd/chancery/process"
+	"github.com/chancery-project/chancery/cmd/chancery/server/issuance"
+	"github.com/chancery-project/chancery/cmd/chancery/server/keystore"
 	"github.com/chancery-project/chancery/csr"
 	"github.com/chancery-project/chancery/rotate"
 	"github.com/chancery-project/chancery/trust"
@@ -32,7 +35,10 @@ type Server struct {
 	settings  *Settings
 	logger    *slog.Logger
 	log       *audit.Log
+	issuance  *issuelog.Log // nil without one
 	store     *store.SQLite
+	keys      keystore.Store // nil if keys lie sealed in the state
+	health    *keys.Health
 	authority *authority.Keeper
 	clusters  []*cluster
 	sampler   *ca.Sampler
@@ -60,6 +66,10 @@ func Open(ctx context.Context, settings *Settings, logger *slog.Logger) (_ *Serv
 	if err := s.openState(ctx); err != nil {
 		return nil, err
 	}
+	if s.issuance != nil {
+		s.registry.MustRegister(issuance.Entries(s.issuance))
+	}
+	s.health = keys.NewHealth(keys.HealthConfig{Keys: s.authority.Keys, Logger: logger, Metrics: s.registry})
 	s.sampler = newSampler(s.registry, logger)
 	service, err := csr.NewService(csr.Config{
 		Domain: settings.domain, Issuer: s.authority.Issuer, Profile: settings.profile, Clusters: byName, Admission: settings.admission,
@@ -88,12 +98,19 @@ func (s *Server) openState(ctx context.Context) (err error) {
 	if s.log, err = audit.Open(c.AuditLog); err != nil {
 		return err
 	}
+	var listed authority.LogState
+	if s.issuance, listed, err = issuance.Open(c.IssuanceLog, s.log, s.logger); err != nil {
+		return err
+	}
 	if err := s.log.Append(audit.Record{Event: audit.Started, Detail: "server of trust domain " + c.TrustDomain}); err != nil {
 		return err
 	}
+	if s.keys, err = c.keys.Open(ctx, s.logger); err != nil {
+		return c.wrong(err)
+	}
 	s.authority, err = authority.Open(ctx, authority.Config{
-		Domain: c.domain, Store: s.store, Sealer: sealer, Log: s.log, Logger: s.logger, Plugged: c.Issuer.plugged(),
-		Profiles: []*ca.Profile{c.profile, ca.ServerProfile()},
+		Domain: c.domain, Store: s.store, Sealer: sealer, Log: s.log, Logger: s.logger, Plugged: c.Issuer.plugged(), Keys: s.keys, KeyType: c.keys.Type(),
+		IssuanceLog: listed, Profiles: []*ca.Profile{c.profile, ca.ServerProfile()},
 	})
 	return err
 }
@@ -168,10 +185,16 @@ func (s *Server) ready() error {
 	if _, err := s.authority.Issuer(); err != nil {
 		return err
 	}
+	if err := s.health.Err(s.authority.KeyName()); err != nil {
+		return err
+	}
 	for _, c := range s.clusters {
 		if err := c.blocks(); err != nil {
 			return err
 		}
+	}
+	if s.issuance != nil && s.issuance.Err() != nil {
+		return s.issuance.Err()
 	}
 	return s.log.Err()
 }
@@ -195,7 +218,11 @@ func (s *Server) Listen() (listen, metrics net.Addr, err error) {
 func (s *Server) Run(ctx context.Context, started func()) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return s.authority.Run(ctx) })
+	g.Go(func() error { return s.health.Run(ctx) })
 	g.Go(func() error { return s.sampler.Run(ctx) })
+	if s.issuance != nil {
+		g.Go(func() error { return s.issuance.Run(ctx) })
+	}
 	g.Go(func() error { return s.keeper.Run(ctx) })
 	for _, c := range s.clusters {
 		g.Go(func() error { return c.run(ctx) })
@@ -286,6 +313,16 @@ func (s *Server) Close() {
 	}
 	if s.log != nil {
 		s.log.Close()
+	}
+	if s.issuance != nil { // after the log that it mirrors
+		if err := s.issuance.Close(); err != nil {
+			s.logger.Error("closing the issuance log; the next start puts its last entries into the tree", "reason", err.Error())
+		}
+	}
+	if s.keys != nil {
+		if err := s.keys.Close(); err != nil {
+			s.logger.Warn("key store not closed", "reason", err.Error())
+		}
 	}
 	if s.store != nil {
 		s.store.Close()

@@ -14,6 +14,7 @@ import (
 	"github.com/chancery-project/chancery/ca/files"
 	"github.com/chancery-project/chancery/ca/store"
 	"github.com/chancery-project/chancery/cmd/chancery/process"
+	"github.com/chancery-project/chancery/cmd/chancery/server/keystore"
 	"github.com/chancery-project/chancery/csr"
 	"github.com/chancery-project/chancery/csr/kube"
 	"github.com/chancery-project/chancery/trust"
@@ -25,6 +26,7 @@ type Settings struct {
 	file        string
 	domain      trust.Domain
 	profile     *ca.Profile
+	keys        *keystore.Place
 	admission   csr.AdmissionConfig
 	dns         []string // with ips, what the server's certificate names
 	ips         []netip.Addr
@@ -89,6 +91,9 @@ func (s *Settings) parse() (err error) {
 	if s.profile, err = ca.NewProfile("workload", s.Profile); err != nil {
 		return fmt.Errorf("profile: %w", err)
 	}
+	if s.keys, err = keystore.Parse(s.Keys); err != nil {
+		return err
+	}
 	if err := process.CheckAddress("listen", s.Listen); err != nil {
 		return err
 	}
@@ -107,6 +112,8 @@ func (s *Settings) checkPresent() error {
 		return errors.New("issuer: cacerts and tls are both set; set the one whose layout the folder has")
 	case s.Issuer != nil && s.Issuer.CACerts == "" && s.Issuer.TLS == "":
 		return errors.New("issuer: set cacerts or tls to a folder, or leave issuer out")
+	case s.Issuer != nil && s.Keys != (keystore.Config{}):
+		return errors.New("issuer and keys are both set; a plugged-in issuer brings its key along, so leave keys out")
 	}
 	return nil
 }

@@ -1,0 +1,149 @@
+package authority
+
+import (
+	"context"
+	"crypto"
+	"crypto/x509"
+	"errors"
+	"fmt"
+
+	"github.com/chancery-project/chancery/ca"
+	"github.com/chancery-project/chancery/ca/audit"
+	"github.com/chancery-project/chancery/ca/keys"
+)
+
+// This file makes keys, and issuers with them.
+
+// generate makes a key in the key store; without one, in memory, to be sealed into the document.
+func (c Config) generate(ctx context.Context, kt ca.KeyType) (Key, error) {
+	if kt == "" {
+		kt = ca.P256
+	}
+	if c.Keys == nil {
+		signer, err := ca.GenerateKey(kt)
+		if err != nil {
+			return Key{}, fmt.Errorf("making key: %w", err)
+		}
+		return Key{Signer: signer}, nil
+	}
+	ref, err := c.Keys.Generate(ctx, kt)
+	if err != nil {
+		return Key{}, err
+	}
+	signer, err := c.Keys.Open(ctx, ref)
+	return Key{signer, ref}, err
+}
+
+// active is an issuer in use, with its key, which package ca hides.
+type active struct {
+	issuer *ca.Issuer
+	key    crypto.Signer
+}
+
+// issuerIn returns the active issuer of a document.
+func (c Config) issuerIn(ctx context.Context, d *Document) (active, error) {
+	a, err := d.Active(c.Domain, KindIssuer)
+	if err != nil {
+		return active{}, err
+	}
+	key, err := a.OpenKey(ctx, c.Domain, c.Sealer, c.Keys)
+	if err != nil {
+		return active{}, err
+	}
+	chain, err := a.Certificates()
+	if err != nil {
+		return active{}, err
+	}
+	bundle, err := d.Bundle(c.Domain)
+	if err != nil {
+		return active{}, err
+	}
+	issuer, err := ca.NewIssuer(ca.IssuerConfig{Domain: c.Domain, Key: key, Chain: chain, Bundle: bundle, LogID: d.LogID(), Log: c.Log})
+	return active{issuer, key}, err
+}
+
+// errOffline: the issuer cannot be renewed here.
+var errOffline = errors.New("the root's key is kept elsewhere, so this server cannot renew its issuer by itself: " +
+	"`chancery authority csr` and `authority import` do, with the root's help")
+
+// newIssuer makes a new issuer under the document's active root. It changes nothing: see ReplaceIssuer. The key's type
+// is the root's.
+func (c Config) newIssuer(ctx context.Context, d *Document) (*x509.Certificate, Key, error) {
+	root, err := d.Active(c.Domain, KindRoot)
+	if err != nil {
+		return nil, Key{}, err
+	}
+	if !root.hasKey() {
+		return nil, Key{}, errOffline
+	}
+	cert, err := root.X509()
+	if err != nil {
+		return nil, Key{}, err
+	}
+	rootKey, err := root.OpenKey(ctx, c.Domain, c.Sealer, c.Keys)
+	if err != nil {
+		return nil, Key{}, err
+	}
+	bundle, err := d.Bundle(c.Domain)
+	if err != nil {
+		return nil, Key{}, err
+	}
+	signer, err := ca.NewIssuer(ca.IssuerConfig{Domain: c.Domain, Key: rootKey, Chain: []*x509.Certificate{cert}, Bundle: bundle, LogID: d.LogID(), Log: c.Log})
+	if err != nil {
+		return nil, Key{}, err
+	}
+	kt, err := ca.TypeOf(rootKey.Public())
+	if err != nil {
+		return nil, Key{}, err
+	}
+	key, err := c.generate(ctx, ca.IssuerType(kt))
+	if err != nil {
+		return nil, Key{}, err
+	}
+	issuer, err := signer.SignIssuer(ctx, key.Signer.Public(), ca.DefaultIssuerTTL, audit.Requester{Method: "issuer renewal"})
+	return issuer, key, err
+}
+
+// dropKeys deletes the keys that were before and are not needed any more. What fails is logged: the key lies there
+// unused.
+func (a *Keeper) dropKeys(ctx context.Context, before, after *Document) {
+	if a.config.Keys == nil {
+		return
+	}
+	needed := after.keyRefs()
+	for ref := range before.keyRefs() {
+		if needed[ref] {
+			continue
+		}
+		if err := a.config.Keys.Delete(ctx, ref); err != nil {
+			a.config.Logger.Warn("key of an issuer that has ended is not deleted", "key", ref, "reason", err.Error())
+		}
+	}
+}
+
+// Keys returns the keys to be checked: the active issuer's, which the server cannot work without, and the active root's,
+// where it lies here.
+func (a *Keeper) Keys() []keys.Watched {
+	out := []keys.Watched{}
+	if in := a.inUse.Load(); in != nil {
+		out = append(out, keys.Watched{Name: a.KeyName(), Open: func(context.Context) (crypto.Signer, error) { return in.key, nil }})
+	}
+	doc := a.snapshot.Load()
+	if doc == nil {
+		return out
+	}
+	if root, err := doc.Active(a.config.Domain, KindRoot); err == nil && root.hasKey() {
+		out = append(out, keys.Watched{Name: "root " + root.ID, Open: func(ctx context.Context) (crypto.Signer, error) {
+			return root.OpenKey(ctx, a.config.Domain, a.config.Sealer, a.config.Keys)
+		}})
+	}
+	return out
+}
+
+// KeyName names the active issuer's key, as in Keys.
+func (a *Keeper) KeyName() string {
+	if in := a.inUse.Load(); in != nil {
+		return "issuer " + in.issuer.SKI()
+	}
+	return ""
+}

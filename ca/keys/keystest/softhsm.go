@@ -1,0 +1,63 @@
+package keystest
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"testing"
+)
+
+// PIN is that of the tokens that SoftHSM makes.
+const PIN = "48151623"
+
+// Token is a token of SoftHSM in a folder of the test's.
+type Token struct {
+	URI     string // with module-path, token and pin-source
+	Module  string // the library
+	PINFile string
+	Dir     string // where the token's objects lie
+}
+
+// SoftHSM makes a token, with the pinned tool softhsm2. Without that the test is skipped, or fails when CI=true.
+func SoftHSM(t testing.TB) Token {
+	t.Helper()
+	tools := os.Getenv("CHANCERY_TOOLS")
+	if _, file, _, ok := runtime.Caller(0); ok && tools == "" {
+		tools = filepath.Join(filepath.Dir(file), "..", "..", "..", ".tools")
+	}
+	util := filepath.Join(tools, "softhsm2")
+	if _, err := os.Stat(util); err != nil {
+		why := fmt.Sprintf("tool softhsm2 is not in %s; install it with test/tools/install.sh softhsm2", tools)
+		if os.Getenv("CI") == "true" {
+			t.Fatal(why)
+		}
+		t.Skip(why)
+	}
+	dir := t.TempDir()
+	token := Token{Dir: filepath.Join(dir, "tokens"), PINFile: filepath.Join(dir, "pin")}
+	conf := filepath.Join(dir, "softhsm2.conf")
+	for path, text := range map[string]string{
+		conf: "directories.tokendir = " + token.Dir + "\nobjectstore.backend = file\nlog.level = ERROR\n", token.PINFile: PIN + "\n",
+	} {
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Mkdir(token.Dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("SOFTHSM2_CONF", conf) // the library reads it when it is started
+	out, err := exec.Command(util, "--init-token", "--free", "--label", "chancery", "--so-pin", "1234567890", "--pin", PIN).CombinedOutput()
+	if err != nil {
+		t.Fatalf("making a token: %v\n%s", err, out)
+	}
+	module, err := filepath.EvalSymlinks(filepath.Join(tools, "softhsm2.so"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	token.Module = module
+	token.URI = fmt.Sprintf("pkcs11:module-path=%s;token=chancery?pin-source=%s", module, token.PINFile)
+	return token
+}

@@ -1,0 +1,114 @@
+package server
+
+import (
+	"context"
+	"crypto"
+	"errors"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/chancery-project/chancery/ca/keys"
+)
+
+// started runs a server with more lines in its config until it is ready, and until stop is called.
+func started(t *testing.T, more string) (srv *Server, stop func()) {
+	t.Helper()
+	dir := t.TempDir()
+	text := strings.Replace(minimal, "state/state.db", "state.db", 1) + "listen: 127.0.0.1:0\nmetrics: 127.0.0.1:0\n" + more
+	s, err := parseConfig([]byte(text), filepath.Join(dir, "server.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	const keySet = `{"keys": [{"kty": "EC", "crv": "P-256", "use": "sig", "kid": "a", "x": "f83OJ3D2xF1Bg8vub9tLe1gHMzV76e8Tus9uPHvRVEU", "y": "x_FEzRu9m36HLN_tue659LNpXW6pCyStikYjKIWI5a0"}]}`
+	if err := os.WriteFile(filepath.Join(dir, "jwks.json"), []byte(keySet), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := Init(t.Context(), s, t.Output()); err != nil {
+		t.Fatal(err)
+	}
+	if srv, err = Open(t.Context(), s, discard); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(srv.Close)
+	if _, _, err := srv.Listen(); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	ready, done := make(chan struct{}), make(chan error, 1)
+	go func() { done <- srv.Run(ctx, func() { close(ready) }) }()
+	select {
+	case <-ready:
+	case err := <-done:
+		t.Fatal(err)
+	}
+	return srv, func() {
+		cancel()
+		if err := <-done; err != nil && !errors.Is(err, context.Canceled) {
+			t.Error(err)
+		}
+	}
+}
+
+// A server whose issuer's key does not sign is not ready. The root's key is needed once in half a week only: that it
+// fails is seen in metric and log, and workloads go on.
+func TestFailingKeyAndReadiness(t *testing.T) {
+	srv, stop := started(t, "")
+	stop()
+	if len(srv.authority.Keys()) != 2 {
+		t.Fatalf("%d keys are watched", len(srv.authority.Keys()))
+	}
+	failing := func(context.Context) (crypto.Signer, error) { return nil, errors.New("the token is gone") }
+	for _, failed := range srv.authority.Keys() {
+		ctx, cancel := context.WithCancel(t.Context())
+		srv.health = keys.NewHealth(keys.HealthConfig{Logger: discard, Metrics: prometheus.NewRegistry(), Keys: func() []keys.Watched {
+			list := srv.authority.Keys()
+			for i := range list {
+				if list[i].Name == failed.Name {
+					list[i].Open = failing
+				}
+			}
+			return list
+		}})
+		done := make(chan error)
+		go func() { done <- srv.health.Run(ctx) }()
+		for srv.health.Err(failed.Name) == nil {
+			runtime.Gosched()
+		}
+		err := srv.ready()
+		if isIssuer := failed.Name == srv.authority.KeyName(); (err != nil) != isIssuer || isIssuer && !strings.Contains(err.Error(), "the token is gone") {
+			t.Errorf("with the key of %s failing: %v", failed.Name, err)
+		}
+		cancel()
+		<-done
+	}
+}
+
+// TestKeysConfig holds what the comments of keystore.Config say.
+func TestKeysConfig(t *testing.T) {
+	for in, want := range map[string]string{
+		"":                             "",
+		"keys: {type: p384}":           "",
+		"keys: {dir: k}":               "keys: dir and passphraseFile belong together",
+		"keys: {passphraseFile: k}":    "keys: dir and passphraseFile belong together",
+		"keys: {pkcs11: 'pkcs11:a=b'}": "keys.pkcs11: attribute \"a\"",
+		"keys: {pkcs11: softhsm}":      "keys.pkcs11: it should be like",
+		"keys: {dir: k, pkcs11: x}":    "keys: dir and pkcs11 are both set",
+		"keys: {type: dsa}":            "keys.type: key type \"dsa\"",
+		"keys: {dir: k, passphraseFile: p, type: rsa}":                                    "",
+		"keys: {type: ed25519, pkcs11: 'pkcs11:module-path=/x.so;token=a?pin-source=/p'}": "keys.type: tokens make",
+		"issuer: {tls: /x}\nkeys: {type: p384}":                                           "issuer and keys are both set",
+	} {
+		s, err := parseConfig([]byte(minimal+in+"\n"), "/etc/chancery/server.yaml")
+		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
+			t.Errorf("%s: got %v, want %q", in, err, want)
+		}
+		if err == nil && s.Keys.Dir != "" && (s.Keys.Dir != "/etc/chancery/k" || s.Keys.PassphraseFile != "/etc/chancery/p") {
+			t.Errorf("paths do not count from the file's folder: %+v", s.Keys)
+		}
+	}
+}

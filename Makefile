@@ -2,6 +2,9 @@
 export GOTOOLCHAIN := go1.27.3
 GO ?= go
 
+# PKCS#11 needs cgo; all else is built without.
+PKCS11_TEST = CGO_ENABLED=1 $(GO) test -tags pkcs11 -run 'SoftHSM' ./ca/keys/pkcs11 ./cmd/chancery/server
+
 .PHONY: run build check test tools bench generate fuzz
 
 run: build ## start everything embedded; ARGS="--svid-ttl 20s" shows rotation
@@ -21,9 +24,14 @@ tools: ## the pinned test tools into .tools/; minutes the first time on a machin
 test: tools ## all tests, with the real parts
 	$(GO) test -v -count=1 -timeout 30m ./test/e2e
 	$(GO) test $$($(GO) list ./... | grep -v /test/e2e)
+	@if $$($(GO) env CC) --version >/dev/null 2>&1; then \
+		echo $(PKCS11_TEST); $(PKCS11_TEST); \
+	else echo "no C compiler: the tests with SoftHSM2 are skipped"; test "$$CI" != true; fi
 
 bench: build ## each claim of speed against a floor or a peer in the same run
 	CHANCERY_BIN=$(CURDIR)/bin/chancery $(GO) run ./test/bench/csr
+	CHANCERY_BIN=$(CURDIR)/bin/chancery $(GO) run ./test/bench/csr -issuance-log
+	CHANCERY_BIN=$(CURDIR)/bin/chancery $(GO) run ./test/bench/log
 
 generate: ## code from api/chanceryv1/chancery.proto
 	bash test/tools/install.sh protoc

@@ -59,6 +59,11 @@ func newTestAuthority(name string, key crypto.Signer, parent *testCA) (*testCA, 
 // issue writes NAME.pem, NAME.key and NAME-root.pem into dir: a certificate for both TLS sides, valid for a day. Names are URIs
 // where they hold "://", IP addresses where they parse as such, and else DNS names.
 func (ca *testCA) issue(dir, name string, subject pkix.Name, sans ...string) (certFiles, error) {
+	return ca.issueFor(dir, name, nil, subject, sans...)
+}
+
+// issueFor is issue for a given key; nil makes a P-256 key.
+func (ca *testCA) issueFor(dir, name string, key crypto.Signer, subject pkix.Name, sans ...string) (certFiles, error) {
 	files := certFiles{
 		Cert: filepath.Join(dir, name+".pem"),
 		Key:  filepath.Join(dir, name+".key"),
@@ -81,9 +86,12 @@ func (ca *testCA) issue(dir, name string, subject pkix.Name, sans ...string) (ce
 			template.DNSNames = append(template.DNSNames, san)
 		}
 	}
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		return files, fmt.Errorf("generating the key of %s: %w", name, err)
+	if key == nil {
+		made, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+		if err != nil {
+			return files, fmt.Errorf("generating the key of %s: %w", name, err)
+		}
+		key = made
 	}
 	cert, err := sign(template, ca.cert, key.Public(), ca.key)
 	if err != nil {

@@ -44,7 +44,9 @@ type serverYAML struct {
 	AddrFile    string            `json:"addrFile"`
 	State       map[string]string `json:"state"`
 	AuditLog    string            `json:"auditLog"`
+	IssuanceLog string            `json:"issuanceLog,omitempty"`
 	Issuer      map[string]string `json:"issuer,omitempty"`
+	Keys        map[string]string `json:"keys,omitempty"`
 	Clusters    []clusterYAML     `json:"clusters"`
 }
 

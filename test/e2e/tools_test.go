@@ -18,6 +18,7 @@ var versionArgs = map[string][]string{
 	"etcd":           {"--version"},
 	"envoy":          {"--version"},
 	"pilot-agent":    {"version", "--short"},
+	"cfssl":          {"version"},
 }
 
 var versions struct {

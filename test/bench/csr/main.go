@@ -52,6 +52,7 @@ type config struct {
 	csrs      int           // distinct certificate requests, spread over the tokens
 	dir       string        // parent of the temporary directory: the audit log's fsync costs what this disk costs
 	floorOnly bool
+	logged    bool // the issuance log is on
 }
 
 func main() {
@@ -78,6 +79,7 @@ func parseFlags(args []string) (config, error) {
 	flags.IntVar(&c.csrs, "csrs", 500, "distinct certificate requests (at least one for each token is made)")
 	flags.StringVar(&c.dir, "dir", "", "where to make the temporary directory (default: the system's place)")
 	flags.BoolVar(&c.floorOnly, "floor-only", false, "measure the bare server alone")
+	flags.BoolVar(&c.logged, "issuance-log", false, "keep an issuance log beside the audit log; result lines then begin with csr+log")
 	if err := flags.Parse(args); err != nil {
 		return config{}, err
 	}
@@ -112,14 +114,14 @@ func run(ctx context.Context, args []string, stdout io.Writer) error {
 		if err := load.alternate(ctx, c.duration, floor, nil); err != nil {
 			return errors.Join(err, load.err())
 		}
-		return report(stdout, load, floor, nil)
+		return report(stdout, c.name(), load, floor, nil)
 	}
 
 	binary, err := chanceryBinary(ctx, dir)
 	if err != nil {
 		return err
 	}
-	server, err := startServer(ctx, binary, dir, c.conns)
+	server, err := startServer(ctx, binary, dir, c.conns, c.logged)
 	if err != nil {
 		return err
 	}
@@ -132,7 +134,7 @@ func run(ctx context.Context, args []string, stdout io.Writer) error {
 		return errors.Join(err, load.err())
 	}
 	return errors.Join(
-		report(stdout, load, floor, server),
+		report(stdout, c.name(), load, floor, server),
 		reportAudit(stdout, dir, server.succeeded),
 		reportMemory(ctx, stdout, binary, dir, server, idle),
 	)
@@ -152,15 +154,24 @@ func chanceryBinary(ctx context.Context, dir string) (string, error) {
 	return binary, nil
 }
 
-// report prints the result lines; its error says that calls failed. Without a server there is no ratio.
-func report(w io.Writer, l *load, floor, server *target) error {
+// name is what the result lines begin with.
+func (c config) name() string {
+	if c.logged {
+		return "csr+log"
+	}
+	return "csr"
+}
+
+// report prints the result lines, which begin with name; its error says that calls failed. Without a server there is no
+// ratio.
+func report(w io.Writer, name string, l *load, floor, server *target) error {
 	failed := l.failed.Load()
 	if server != nil {
-		reportTarget(w, server)
+		reportTarget(w, name, server)
 	}
-	reportTarget(w, floor)
+	reportTarget(w, name, floor)
 	if server == nil {
-		fmt.Fprintf(w, "csr failed=%d\n", failed)
+		fmt.Fprintf(w, "%s failed=%d\n", name, failed)
 	} else {
 		pairs := make([]float64, 0, turns/2)
 		for i := range min(len(server.rates), len(floor.rates)) {
@@ -169,8 +180,8 @@ func report(w io.Writer, l *load, floor, server *target) error {
 		slices.Sort(pairs)
 		median := (pairs[(len(pairs)-1)/2] + pairs[len(pairs)/2]) / 2
 		// Cut, not rounded: 0.996 must not read as 1.00.
-		fmt.Fprintf(w, "csr ratio=%.2f failed=%d\n", float64(int(median*100))/100, failed)
-		fmt.Fprintf(w, "csr pairs min=%.3f median=%.3f max=%.3f\n", pairs[0], median, pairs[len(pairs)-1])
+		fmt.Fprintf(w, "%s ratio=%.2f failed=%d\n", name, float64(int(median*100))/100, failed)
+		fmt.Fprintf(w, "%s pairs min=%.3f median=%.3f max=%.3f\n", name, pairs[0], median, pairs[len(pairs)-1])
 	}
 	return l.err()
 }
@@ -198,7 +209,7 @@ func reportAudit(w io.Writer, dir string, certificates int) error {
 	return nil
 }
 
-func reportTarget(w io.Writer, t *target) {
+func reportTarget(w io.Writer, name string, t *target) {
 	slices.Sort(t.latencies)
 	n := len(t.latencies)
 	var p50, p99 time.Duration
@@ -206,7 +217,7 @@ func reportTarget(w io.Writer, t *target) {
 		p50, p99 = t.latencies[n/2], t.latencies[n*99/100]
 	}
 	milliseconds := func(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
-	fmt.Fprintf(w, "csr server=%s rate=%.0f/s p50=%.2fms p99=%.2fms n=%d\n", t.name,
+	fmt.Fprintf(w, "%s server=%s rate=%.0f/s p50=%.2fms p99=%.2fms n=%d\n", name, t.name,
 		float64(n)/t.elapsed.Seconds(), milliseconds(p50), milliseconds(p99), n)
 	fmt.Fprintf(w, "cpu server=%s call=%.0fus\n", t.name, float64(t.cpu.Microseconds())/float64(max(n, 1)))
 }

@@ -85,9 +85,13 @@ func startFloor(ctx context.Context, dir string, conns int) (*target, error) {
 }
 
 // startServer makes an authority in dir and runs the server under test on it until it says ready.
-func startServer(ctx context.Context, binary, dir string, conns int) (*target, error) {
+func startServer(ctx context.Context, binary, dir string, conns int, logged bool) (*target, error) {
 	path := filepath.Join(dir, "server.yaml")
-	if err := os.WriteFile(path, []byte(serverConfig), 0o600); err != nil {
+	text := serverConfig
+	if logged {
+		text += "issuanceLog: log\n"
+	}
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 		return nil, fmt.Errorf("writing server config: %w", err)
 	}
 	if out, err := exec.CommandContext(ctx, binary, "authority", "init", "-c", path).CombinedOutput(); err != nil {

@@ -27,7 +27,7 @@ const (
 	maxStreams = 250      // concurrent calls of one connection
 	drainTime  = 10 * time.Second
 	// streamWorkers are goroutines that stay, with stacks grown already; calls beyond them get goroutines of their own.
-	streamWorkers = 16
+	streamWorkers = 32
 )
 
 // Server serves a Service over gRPC with TLS 1.3.

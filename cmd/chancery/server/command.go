@@ -55,7 +55,7 @@ func tuneRuntime() {
 	// The live heap is a few MB, so that at Go's default the collector would run every few hundred requests: trade a few
 	// MB for a tenth of the processor.
 	if os.Getenv("GOGC") == "" {
-		debug.SetGCPercent(200)
+		debug.SetGCPercent(300)
 	}
 	// A sync of the audit log blocks in the kernel for a fifth of a millisecond, and the runtime counts its thread as
 	// running for most of that time: without one more, a server on two cores would stand half idle during each sync.

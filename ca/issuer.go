@@ -123,26 +123,17 @@ func checkSigningCertificate(cert *x509.Certificate) error {
 
 // verifySigningChain returns the path from the issuing certificate to a root of the bundle.
 func verifySigningChain(chain []*x509.Certificate, b *trust.Bundle, now time.Time) ([]*x509.Certificate, error) {
-	roots, intermediates := x509.NewCertPool(), x509.NewCertPool()
-	for _, r := range b.Roots() {
-		roots.AddCert(r)
-	}
-	for _, c := range chain[1:] {
-		intermediates.AddCert(c)
-	}
-	paths, err := chain[0].Verify(x509.VerifyOptions{
-		Roots: roots, Intermediates: intermediates, CurrentTime: now, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny},
-	})
+	path, err := b.PathTo(chain, now)
 	if err != nil {
 		return nil, fmt.Errorf("it does not verify against the roots: %w", err)
 	}
-	// Verify took the issuing certificate for the leaf; under it there is one more.
-	for below, c := range paths[0] {
+	// PathTo took the issuing certificate for the leaf; under it there is one more.
+	for below, c := range path {
 		if c.MaxPathLen >= 0 && below > c.MaxPathLen { // -1 if there is no limit
 			return nil, fmt.Errorf("%q allows %d signing certificates below it (path length), and there are %d: nothing it issues would verify", c.Subject, c.MaxPathLen, below)
 		}
 	}
-	return paths[0], nil
+	return path, nil
 }
 
 // Domain returns the trust domain whose identities the issuer signs.

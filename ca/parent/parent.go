@@ -68,9 +68,9 @@ func Check(td trust.Domain, key crypto.PublicKey, chain []*x509.Certificate, b *
 	if err := checkIssuing(td, key, cert, now); err != nil {
 		return nil, wrong(err)
 	}
-	path, err := pathTo(b, chain, now)
+	path, err := b.PathTo(chain, now)
 	if err != nil {
-		return nil, wrong(err)
+		return nil, wrong(fmt.Errorf("it does not lead to a root of the trust domain: %w", err))
 	}
 	for below, c := range path {
 		if err := mayVouch(c, below, td); err != nil {
@@ -110,24 +110,6 @@ func checkIssuing(td trust.Domain, key crypto.PublicKey, cert *x509.Certificate,
 		return fmt.Errorf("its URI is %s; an issuer of this trust domain may have %s only", cert.URIs[0], td.URI())
 	}
 	return nil
-}
-
-// pathTo returns the path from the first certificate to a root of the bundle.
-func pathTo(b *trust.Bundle, chain []*x509.Certificate, now time.Time) ([]*x509.Certificate, error) {
-	roots, between := x509.NewCertPool(), x509.NewCertPool()
-	for _, r := range b.Roots() {
-		roots.AddCert(r)
-	}
-	for _, c := range chain[1:] {
-		between.AddCert(c)
-	}
-	paths, err := chain[0].Verify(x509.VerifyOptions{
-		Roots: roots, Intermediates: between, CurrentTime: now, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny},
-	})
-	if err != nil {
-		return nil, fmt.Errorf("it does not lead to a root of the trust domain: %w", err)
-	}
-	return paths[0], nil
 }
 
 // mayVouch checks what a CA's certificate says of leaves that have so many CAs between it and them. crypto/x509 judges the

@@ -20,7 +20,7 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sys/unix"
+	"github.com/chancery-project/chancery/ca/durable"
 )
 
 // Log is an open audit log. All methods are safe for concurrent use.
@@ -38,8 +38,8 @@ type Log struct {
 	begun    time.Time     // of the commit under way; zero if there is none
 	failed   error         // of the last commit
 
-	io   sync.Mutex // guards file; held while writing
-	file *os.File   // nil after a failure
+	io   sync.Mutex    // guards file; held while writing
+	file *durable.File // nil after a failure
 }
 
 // batch is a group of lines that are committed together.
@@ -216,7 +216,7 @@ func (l *Log) write(lines []byte) error {
 	}
 	_, err := l.file.Write(lines)
 	if err == nil {
-		err = unix.Fdatasync(int(l.file.Fd()))
+		err = l.file.SyncData()
 	}
 	if err != nil {
 		// The state of the page cache after a failed sync is not known: go on only through a fresh descriptor.
@@ -229,7 +229,7 @@ func (l *Log) write(lines []byte) error {
 
 // open opens the file and ends a torn last line. Caller holds io, or is the only user.
 func (l *Log) open() error {
-	f, err := os.OpenFile(l.path, os.O_RDWR|os.O_CREATE|os.O_APPEND, 0o600)
+	f, err := durable.OpenFile(l.path, os.O_RDWR|os.O_CREATE|os.O_APPEND, 0o600)
 	if err != nil {
 		return fmt.Errorf("opening audit log: %w", err)
 	}
@@ -238,7 +238,7 @@ func (l *Log) open() error {
 		_, err = f.Write([]byte{'\n'})
 	}
 	if err == nil {
-		err = syncDir(filepath.Dir(l.path)) // the file's name must survive a crash as its lines do
+		err = durable.SyncDirectory(filepath.Dir(l.path)) // the file's name must survive a crash as its lines do
 	}
 	if err != nil {
 		f.Close()
@@ -248,7 +248,7 @@ func (l *Log) open() error {
 	return nil
 }
 
-func endsTorn(f *os.File) (bool, error) {
+func endsTorn(f *durable.File) (bool, error) {
 	info, err := f.Stat()
 	if err != nil || !info.Mode().IsRegular() || info.Size() == 0 {
 		return false, err
@@ -258,15 +258,6 @@ func endsTorn(f *os.File) (bool, error) {
 		return false, err
 	}
 	return last[0] != '\n', nil
-}
-
-func syncDir(dir string) error {
-	d, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	defer d.Close()
-	return d.Sync()
 }
 
 // Err returns why records cannot be written: the last commit failed, or the one under way hangs. A server whose log

@@ -79,7 +79,7 @@ func Do(s Step, do func(n int) error) error {
 		return do(-1)
 	}
 	for dir, around := range *all {
-		if strings.HasPrefix(s.Path, dir+string(filepath.Separator)) || s.Path == dir {
+		if rest, ok := strings.CutPrefix(s.Path, dir); ok && (rest == "" || os.IsPathSeparator(rest[0])) {
 			return around(s, do)
 		}
 	}

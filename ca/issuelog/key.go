@@ -15,6 +15,7 @@ import (
 	"golang.org/x/mod/sumdb/note"
 	"golang.org/x/mod/sumdb/tlog"
 
+	"github.com/chancery-project/chancery/ca/durable"
 	"github.com/chancery-project/chancery/ca/issuelog/tiles"
 )
 
@@ -32,7 +33,7 @@ var JournalFiles = [2]string{"journal.0", "journal.1"}
 // the public key. It is for explicit commands: if there is a log already, fs.ErrExist. A crash on the way leaves what
 // a second call completes, under the name of the first.
 func Create(dir, name string) (publicKey string, err error) {
-	if err := os.MkdirAll(dir, 0o700); err != nil {
+	if err := durable.MakeDirs(dir); err != nil {
 		return "", fmt.Errorf("making issuance log: %w", err)
 	}
 	if _, err := os.Lstat(filepath.Join(dir, CheckpointFile)); err == nil {

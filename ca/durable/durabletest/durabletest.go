@@ -6,6 +6,7 @@
 package durabletest
 
 import (
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"maps"
@@ -117,6 +118,9 @@ func (d *Disk) around(s durable.Step, do func(n int) error) error {
 	}
 	n, err, most := d.n, error(nil), -1
 	d.n++
+	if n == d.at && len(s.Data) == 0 && (d.mode == Torn || d.mode == Full) {
+		d.at = -1 // the same as Fail
+	}
 	if n == d.at {
 		d.failed = s
 		err, most = fmt.Errorf("%s %s: %w", s.Kind, s.Path, ErrInjected), 0
@@ -150,19 +154,43 @@ func (d *Disk) around(s durable.Step, do func(n int) error) error {
 	return err
 }
 
+// Copy copies what is in the folder now, as the kernel has it, for a start beside a process that counts as dead.
+func (d *Disk) Copy() string {
+	d.t.Helper()
+	files, err := read(d.dir)
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	to := d.t.TempDir()
+	left := &Disk{dir: d.dir, base: files}
+	left.replay(nil, kindness{bytes: kept, names: all}).write(d.t, to)
+	d.t.Cleanup(withoutSyncs(to))
+	return to
+}
+
+// withoutSyncs makes the steps below a folder faster.
+func withoutSyncs(dir string) (remove func()) {
+	return durable.Inject(dir, func(s durable.Step, do func(n int) error) error {
+		if s.Kind == durable.Sync || s.Kind == durable.SyncDir {
+			return nil
+		}
+		return do(-1)
+	})
+}
+
 // read returns the files below a folder, by their path; folders have nil content.
 func read(dir string) (map[string][]byte, error) {
-	all := map[string][]byte{}
+	files := map[string][]byte{}
 	err := filepath.WalkDir(dir, func(path string, e os.DirEntry, err error) error {
 		if err != nil || e.IsDir() {
-			all[path] = nil
+			files[path] = nil
 			return err
 		}
 		data, err := os.ReadFile(path)
-		all[path] = append([]byte{}, data...)
+		files[path] = append([]byte{}, data...)
 		return err
 	})
-	return all, err
+	return files, err
 }
 
 // Left is what is left on the disk after a crash.
@@ -181,6 +209,7 @@ func (d *Disk) Crashes(stride int, each func(machine bool, l *Left)) {
 	d.mu.Lock()
 	trace := slices.Clone(d.trace)
 	d.mu.Unlock()
+	base, seen := d.t.TempDir(), map[string]bool{} // many crashes leave the same
 	for at := 0; at <= len(trace); at += stride {
 		if stride == 1 && at > 0 && trace[at-1].mark != nil {
 			continue // as before the mark
@@ -212,9 +241,17 @@ func (d *Disk) Crashes(stride int, each func(machine bool, l *Left)) {
 					}
 				}
 			}
-			dir := filepath.Join(d.t.TempDir(), "left")
-			d.replay(steps, k).write(d.t, dir)
+			disk := d.replay(steps, k)
+			state := fmt.Sprint(k.machine, len(marks), disk.sum())
+			if seen[state] {
+				continue
+			}
+			seen[state] = true
+			dir := filepath.Join(base, "left")
+			disk.write(d.t, dir)
+			remove := withoutSyncs(dir)
 			each(k.machine, &Left{Dir: dir, Marks: marks, name: fmt.Sprintf("crash %d, after %s %s: %s", at, after.Kind, after.Path, k.name)})
+			remove()
 			if err := os.RemoveAll(dir); err != nil {
 				d.t.Error(err)
 			}
@@ -231,11 +268,12 @@ type kindness struct {
 	names   func(pending int) (kept int)             // of a folder's changes
 }
 
+func kept(n int) (int, bool) { return n, false }
+func lost(int) (int, bool)   { return 0, false }
+func all(n int) int          { return n }
+func none(int) int           { return 0 }
+
 func kindnesses(seed uint64) []kindness {
-	all := func(n int) int { return n }
-	none := func(int) int { return 0 }
-	kept := func(n int) (int, bool) { return n, false }
-	lost := func(int) (int, bool) { return 0, false }
 	out := []kindness{
 		{"the process ends", false, false, kept, all},
 		{"the machine keeps what was synced", true, false, lost, none},
@@ -414,6 +452,21 @@ func (n *inode) crash(k kindness) {
 			names[name].crash(k)
 		}
 	}
+}
+
+// sum returns a hash over all names and contents.
+func (f *tree) sum() [sha256.Size]byte {
+	h := sha256.New()
+	var add func(n *inode, path string)
+	add = func(n *inode, path string) {
+		fmt.Fprintf(h, "%q %v %d ", path, n.folder, len(n.synced))
+		h.Write(n.synced)
+		for _, name := range slices.Sorted(maps.Keys(n.names)) {
+			add(n.names[name], filepath.Join(path, name))
+		}
+	}
+	add(f.root, "")
+	return [sha256.Size]byte(h.Sum(nil))
 }
 
 // write writes the disk into a folder.

@@ -151,6 +151,13 @@ func RenameFile(from, to string) error {
 	return Do(Step{Kind: Rename, Path: from, To: to}, func(int) error { return os.Rename(from, to) })
 }
 
+// RenameFree is RenameFile to a name that must be free.
+func RenameFree(from, to string) error {
+	return Do(Step{Kind: Rename, Path: from, To: to}, func(int) error {
+		return unix.Renameat2(unix.AT_FDCWD, from, unix.AT_FDCWD, to, unix.RENAME_NOREPLACE)
+	})
+}
+
 // LinkFile gives a file a further name, which must be free.
 func LinkFile(from, to string) error {
 	return Do(Step{Kind: Link, Path: from, To: to}, func(int) error { return os.Link(from, to) })
@@ -159,6 +166,16 @@ func LinkFile(from, to string) error {
 // RemoveFile removes a file or an empty folder. One that is not there is fs.ErrNotExist.
 func RemoveFile(path string) error {
 	return step(Remove, path, func() error { return os.Remove(path) })
+}
+
+// RemoveTree removes a file or folder and all in it, if it is there.
+func RemoveTree(path string) error {
+	return step(Remove, path, func() error { return os.RemoveAll(path) })
+}
+
+// MakeDir makes a folder with mode 0700. Its name is not durable yet.
+func MakeDir(path string) error {
+	return step(Mkdir, path, func() error { return os.Mkdir(path, 0o700) })
 }
 
 // MakeDirs makes a folder with mode 0700, and those above it that are missing, durably.
@@ -178,7 +195,7 @@ func makeDirs(path string, then func(made string) error) error {
 			return err
 		}
 	}
-	err := step(Mkdir, path, func() error { return os.Mkdir(path, 0o700) })
+	err := MakeDir(path)
 	if info, statErr := os.Stat(path); errors.Is(err, fs.ErrExist) && statErr == nil && info.IsDir() {
 		return nil
 	}
@@ -195,7 +212,7 @@ func Replace(path string, data []byte, mode os.FileMode) error {
 	if err := RemoveFile(tmp); err != nil && !errors.Is(err, fs.ErrNotExist) { // of a crash, maybe with another mode
 		return err
 	}
-	if err := write(tmp, data, mode); err != nil {
+	if err := WriteNew(tmp, data, mode); err != nil {
 		return errors.Join(err, ignoreMissing(RemoveFile(tmp))) // it may fill the disk
 	}
 	if err := RenameFile(tmp, path); err != nil {
@@ -207,7 +224,7 @@ func Replace(path string, data []byte, mode os.FileMode) error {
 // Place writes a file whole or not at all, under a name that must be free: what is there is never replaced.
 func Place(path string, data []byte, mode os.FileMode) error {
 	tmp := path + ".new-" + rand.Text() // another process may do the same
-	err := write(tmp, data, mode)
+	err := WriteNew(tmp, data, mode)
 	if err == nil {
 		err = LinkFile(tmp, path) // unlike a rename it never replaces what is there
 	}
@@ -217,8 +234,8 @@ func Place(path string, data []byte, mode os.FileMode) error {
 	return SyncDirectory(filepath.Dir(path))
 }
 
-// write makes a file and syncs its content.
-func write(path string, data []byte, mode os.FileMode) error {
+// WriteNew makes a file that must not exist and syncs its content. Its name is not durable yet.
+func WriteNew(path string, data []byte, mode os.FileMode) error {
 	f, err := OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode) // EXCL: never through a link that others put there
 	if err != nil {
 		return err

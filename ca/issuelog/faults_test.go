@@ -188,55 +188,66 @@ func TestInvariant10LogAfterACrash(t *testing.T) {
 	})
 }
 
-// TestLossInAJournal: a hole in a journal is an error, unless the machine was restarted since: then what lies before it counts,
-// and the journal is kept aside.
+// TestLossInAJournal: what is missing from a journal is an error, unless the machine was restarted since: then what lies before
+// it counts, and the journal is kept aside.
 func TestLossInAJournal(t *testing.T) {
-	for _, restarted := range []bool{false, true} {
-		c := create(t)
-		undo := issuelog.SetBootID("first")
-		l := open(t, c)
-		write(t, l, 0, 2)
-		write(t, l, 2, 2)
-		write(t, l, 4, 2)
-		l.Kill()
-		undo()
-		var journal string
-		for _, name := range issuelog.JournalFiles {
-			path := filepath.Join(c.Dir, name)
-			data, err := os.ReadFile(path)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if len(data) > 0 {
-				clear(data[len(data)/3+10 : len(data)/3+60]) // in the second frame
-				journal = path
-				if err := os.WriteFile(path, data, 0o600); err != nil {
+	for name, lose := range map[string]func(older []byte) []byte{
+		"a hole in one":      func(older []byte) []byte { clear(older[len(older)/2+10 : len(older)/2+60]); return older },
+		"the older one gone": func([]byte) []byte { return nil },
+	} {
+		for _, restarted := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, restarted=%v", name, restarted), func(t *testing.T) {
+				c := create(t)
+				defer issuelog.SetBootID("first")()
+				l := open(t, c)
+				d := durabletest.Watch(t, c.Dir)
+				write(t, l, 0, 2)
+				write(t, l, 2, 2)
+				write(t, l, 4, 2)
+				d.FailAt(d.Steps(), durabletest.Fail)
+				if err := l.Sequence(); err == nil {
+					t.Fatal("it did not fail")
+				}
+				write(t, l, 6, 2)
+				l.Kill()
+				older, newer := filepath.Join(c.Dir, issuelog.JournalFiles[0]), filepath.Join(c.Dir, issuelog.JournalFiles[1])
+				if err := os.WriteFile(older, lose(read(t, older)), 0o600); err != nil {
 					t.Fatal(err)
 				}
-			}
-		}
-		boot := "first"
-		if restarted {
-			boot = "second"
-		}
-		undo = issuelog.SetBootID(boot)
-		l, err := issuelog.Open(c)
-		undo()
-		if !restarted {
-			if !errors.Is(err, issuelog.ErrDamaged) || !strings.Contains(err.Error(), journal) {
-				t.Errorf("a hole that nothing explains gave %v", err)
-			}
-			continue
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		l.Close()
-		check(t, c.Dir, nil, []string{issuelogtest.Serial(0), issuelogtest.Serial(1)})
-		if info, err := os.Stat(journal + ".lost"); err != nil || info.Size() == 0 || info.Mode().Perm() != 0o600 {
-			t.Errorf("the journal is not kept: %v, %v", info, err)
+				if restarted {
+					defer issuelog.SetBootID("second")()
+				}
+				l, err := issuelog.Open(c)
+				if !restarted {
+					if !errors.Is(err, issuelog.ErrDamaged) || !strings.Contains(err.Error(), "journal.") {
+						t.Errorf("a loss that nothing explains gave %v", err)
+					}
+					return
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+				l.Close()
+				var kept []string
+				if !strings.Contains(name, "gone") {
+					kept = []string{issuelogtest.Serial(0), issuelogtest.Serial(1)}
+				}
+				check(t, c.Dir, nil, kept)
+				if info, err := os.Stat(newer + ".lost"); err != nil || info.Size() == 0 || info.Mode().Perm() != 0o600 {
+					t.Errorf("the journal is not kept: %v, %v", info, err)
+				}
+			})
 		}
 	}
+}
+
+func read(t *testing.T, path string) []byte {
+	t.Helper()
+	data, err := os.ReadFile(path)
+	if err != nil || len(data) == 0 {
+		t.Fatalf("%d bytes, %v", len(data), err)
+	}
+	return data
 }
 
 // TestLogOnAFullDisk fills a real file system: what cannot be written is told, and with room again the log goes on.

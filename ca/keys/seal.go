@@ -17,11 +17,11 @@ import (
 	"crypto/rand"
 	"crypto/sha256"
 	"encoding/base64"
-	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"strings"
+
+	"github.com/chancery-project/chancery/ca/durable"
 )
 
 const keyBytes = 32
@@ -37,22 +37,7 @@ type Sealer struct {
 func CreateSealer(path string) (*Sealer, error) {
 	key := make([]byte, keyBytes)
 	rand.Read(key)
-	tmp, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".new-*") // with mode 0600
-	if err != nil {
-		return nil, fmt.Errorf("creating sealing key: %w", err)
-	}
-	defer os.Remove(tmp.Name())
-	_, err = tmp.WriteString(base64.StdEncoding.EncodeToString(key) + "\n")
-	if err == nil {
-		err = tmp.Sync()
-	}
-	if err = errors.Join(err, tmp.Close()); err == nil {
-		err = os.Link(tmp.Name(), path) // unlike a rename it never replaces a key that is there
-	}
-	if err == nil {
-		err = syncDir(filepath.Dir(path))
-	}
-	if err != nil {
+	if err := durable.Place(path, []byte(base64.StdEncoding.EncodeToString(key)+"\n"), 0o600); err != nil {
 		return nil, fmt.Errorf("writing sealing key %s: %w", path, err)
 	}
 	return newSealer(key)

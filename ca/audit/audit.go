@@ -30,6 +30,7 @@ type Log struct {
 
 	mu       sync.Mutex // guards all up to closed
 	pending  *batch
+	writing  *batch // taken from pending by flush; nil before the first
 	flushing bool
 	closed   bool
 	closing  chan struct{} // closed with closed, to end waits
@@ -139,7 +140,7 @@ func (l *Log) flush() {
 		l.mu.Unlock()
 		l.await(b)
 		l.mu.Lock()
-		l.pending = newBatch()
+		l.writing, l.pending = b, newBatch()
 		l.pending.lines, l.spare = l.spare, nil
 		l.pending.copies, l.copies = l.copies, nil
 		l.mu.Unlock()
@@ -281,24 +282,32 @@ func (l *Log) Reopen() {
 	}
 }
 
-// Close commits what is pending and closes the file; later calls of Append and Note fail.
+// Close commits what is pending and closes the file; later calls of Append and Note fail. If the last commit failed
+// it says so: nobody may have waited for those records.
 func (l *Log) Close() error {
 	l.mu.Lock()
 	if !l.closed {
 		l.closed = true
 		close(l.closing)
 	}
-	b, busy := l.pending, l.flushing
+	var left []*batch
+	if l.flushing && l.writing != nil {
+		left = append(left, l.writing)
+	}
+	if l.flushing && len(l.pending.lines) > 0 {
+		left = append(left, l.pending)
+	}
 	l.mu.Unlock()
-	if busy && len(b.lines) > 0 {
+	for _, b := range left {
 		<-b.done
 	}
+	err := l.Err()
 	l.io.Lock()
 	defer l.io.Unlock()
 	if l.file == nil {
-		return nil
+		return err
 	}
-	err := l.file.Close()
+	err = errors.Join(err, l.file.Close())
 	l.file = nil
 	return err
 }

@@ -19,6 +19,8 @@ import (
 
 	"golang.org/x/sys/unix"
 	_ "modernc.org/sqlite" // the driver "sqlite"
+
+	"github.com/chancery-project/chancery/ca/durable"
 )
 
 // Errors that callers tell apart.
@@ -116,18 +118,22 @@ func (s *SQLite) Load(ctx context.Context) (data []byte, version uint64, err err
 
 // Create stores the first document, as version 1; ErrConflict if there is one already.
 func (s *SQLite) Create(ctx context.Context, data []byte) error {
-	res, err := s.db.ExecContext(ctx, `INSERT INTO document (id, version, data) VALUES (1, 1, ?) ON CONFLICT DO NOTHING`, data)
-	return s.changed(res, err, "creating")
+	return s.change(ctx, "creating", `INSERT INTO document (id, version, data) VALUES (1, 1, ?) ON CONFLICT DO NOTHING`, data)
 }
 
 // Replace stores data as version old+1 if the stored version is still old, else ErrConflict. When it returns an error
 // other than ErrConflict, the write may or may not have happened: Load tells.
 func (s *SQLite) Replace(ctx context.Context, old uint64, data []byte) error {
-	res, err := s.db.ExecContext(ctx, `UPDATE document SET version = version + 1, data = ? WHERE id = 1 AND version = ?`, data, old)
-	return s.changed(res, err, "replacing")
+	return s.change(ctx, "replacing", `UPDATE document SET version = version + 1, data = ? WHERE id = 1 AND version = ?`, data, old)
 }
 
-func (s *SQLite) changed(res sql.Result, err error, doing string) error {
+// change runs a statement that changes one row, or none if another was faster.
+func (s *SQLite) change(ctx context.Context, doing, statement string, args ...any) error {
+	var res sql.Result
+	err := durable.Do(durable.Step{Kind: durable.Commit, Path: s.path}, func(int) (err error) {
+		res, err = s.db.ExecContext(ctx, statement, args...)
+		return err
+	})
 	var n int64
 	if err == nil {
 		n, err = res.RowsAffected()

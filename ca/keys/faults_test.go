@@ -47,7 +47,7 @@ func TestSealingKeyFaultsAtEachStep(t *testing.T) {
 		t.Errorf("only %d steps were seen", total)
 	}
 	for n := range total {
-		for _, mode := range durabletest.Modes {
+		for _, mode := range modes() {
 			t.Run(fmt.Sprint(n, " ", mode), func(t *testing.T) { one(t, n, mode) })
 		}
 	}
@@ -66,6 +66,13 @@ func TestSealingKeyFaultsAtEachStep(t *testing.T) {
 		}
 		again(t, left.String(), filepath.Join(left.Dir, "state.key"), made)
 	})
+}
+
+func modes() []durabletest.Mode {
+	if testing.Short() {
+		return []durabletest.Mode{durabletest.FailDone, durabletest.Crash}
+	}
+	return durabletest.Modes
 }
 
 // TestKeyFileFaultsAtEachStep: a key whose reference was returned opens, after any fault or crash, until Delete was called; a
@@ -147,7 +154,7 @@ func TestKeyFileFaultsAtEachStep(t *testing.T) {
 		t.Errorf("only %d steps were seen", total)
 	}
 	for n := range total {
-		for _, mode := range durabletest.Modes {
+		for _, mode := range modes() {
 			t.Run(fmt.Sprint(n, " ", mode), func(t *testing.T) { one(t, n, mode) })
 		}
 	}

@@ -315,6 +315,11 @@ func DecodeDocument(data []byte, version uint64, s *keys.Sealer) (*Document, err
 	if len(d.Logs) == 0 {
 		return nil, errors.New("authority document lists no log")
 	}
+	for name, state := range d.Domains {
+		if state == nil {
+			return nil, fmt.Errorf("authority document has null for trust domain %.80q", name)
+		}
+	}
 	return d, nil
 }
 

@@ -138,6 +138,9 @@ func judgeTail(f io.ReadSeeker, offset int64) error {
 			break
 		}
 		at += next
+		if claimed := rest[at:]; len(claimed) < headerBytes || int64(binary.BigEndian.Uint32(claimed[8:])) > int64(len(claimed)-headerBytes) {
+			continue // it goes beyond the end: nothing to be allocated for it
+		}
 		if _, _, _, err := readFrame(bufio.NewReader(bytes.NewReader(rest[at:])), nil); err == nil {
 			return fmt.Errorf("%w, at byte %d", errDamaged, offset)
 		}

@@ -164,12 +164,12 @@ func (d *Disk) Copy() string {
 	to := d.t.TempDir()
 	left := &Disk{dir: d.dir, base: files}
 	left.replay(nil, kindness{bytes: kept, names: all}).write(d.t, to)
-	d.t.Cleanup(withoutSyncs(to))
+	d.t.Cleanup(WithoutSyncs(to))
 	return to
 }
 
-// withoutSyncs makes the steps below a folder faster.
-func withoutSyncs(dir string) (remove func()) {
+// WithoutSyncs makes the steps below a folder faster.
+func WithoutSyncs(dir string) (remove func()) {
 	return durable.Inject(dir, func(s durable.Step, do func(n int) error) error {
 		if s.Kind == durable.Sync || s.Kind == durable.SyncDir {
 			return nil
@@ -249,7 +249,7 @@ func (d *Disk) Crashes(stride int, each func(machine bool, l *Left)) {
 			seen[state] = true
 			dir := filepath.Join(base, "left")
 			disk.write(d.t, dir)
-			remove := withoutSyncs(dir)
+			remove := WithoutSyncs(dir)
 			each(k.machine, &Left{Dir: dir, Marks: marks, name: fmt.Sprintf("crash %d, after %s %s: %s", at, after.Kind, after.Path, k.name)})
 			remove()
 			if err := os.RemoveAll(dir); err != nil {

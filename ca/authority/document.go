@@ -16,14 +16,12 @@ import (
 
 	"github.com/chancery-project/chancery/ca"
 	"github.com/chancery-project/chancery/ca/keys"
+	"github.com/chancery-project/chancery/ca/store"
 	"github.com/chancery-project/chancery/trust"
 )
 
 // documentFormat is the version of the document's layout; a binary refuses a higher one.
 const documentFormat = 1
-
-// maxDocument bounds what is decoded from a store.
-const maxDocument = 16 << 20
 
 // Document is the authority document: all that a server must agree on with others and with its own past. It lies in a
 // compare-and-swap store, authenticated and with sealed keys (decision D9), and is keyed by trust domain (D10).
@@ -288,8 +286,8 @@ func (d *Document) Encode(s *keys.Sealer) ([]byte, error) {
 
 // DecodeDocument reads and authenticates a document that a store holds as the given version.
 func DecodeDocument(data []byte, version uint64, s *keys.Sealer) (*Document, error) {
-	if len(data) > maxDocument {
-		return nil, fmt.Errorf("authority document has %d bytes; at most %d are read", len(data), maxDocument)
+	if len(data) > store.MaxDocument {
+		return nil, fmt.Errorf("authority document has %d bytes; at most %d are read", len(data), store.MaxDocument)
 	}
 	var e envelope
 	if err := strictJSON(data, &e); err != nil {

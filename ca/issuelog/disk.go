@@ -53,7 +53,7 @@ func (t *writer) write(name string, data []byte) error {
 		return fmt.Errorf("writing log: %w", err)
 	}
 	t.open = append(t.open, f)
-	if have, err := os.ReadFile(path); err != nil || !bytes.Equal(have, data) {
+	if have, err := readBounded(path, len(data)); err != nil || !bytes.Equal(have, data) {
 		if err = f.Empty(); err == nil {
 			_, err = f.Write(data)
 		}

@@ -113,14 +113,15 @@ func parseSecret(text string) (note.Signer, string, error) {
 }
 
 // ReadSmall reads a file that holds a few lines.
-func ReadSmall(path string) ([]byte, error) {
+func ReadSmall(path string) ([]byte, error) { return readBounded(path, 64<<10) }
+
+func readBounded(path string, most int) ([]byte, error) {
 	f, err := os.Open(path)
 	if err != nil {
 		return nil, err
 	}
 	defer f.Close()
-	const most = 64 << 10
-	data, err := io.ReadAll(io.LimitReader(f, most+1))
+	data, err := io.ReadAll(io.LimitReader(f, int64(most)+1))
 	if err == nil && len(data) > most {
 		err = fmt.Errorf("%s has more than %d bytes", path, most)
 	}

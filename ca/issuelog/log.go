@@ -334,7 +334,7 @@ func loadTree(dir string, size int64) (*tiles.Tree, error) {
 			continue
 		}
 		name := tiles.Path(level, t.Tile(level), width)
-		data, err := os.ReadFile(filepath.Join(dir, name))
+		data, err := readBounded(filepath.Join(dir, name), tiles.Width*tlog.HashSize)
 		if err != nil {
 			return nil, err
 		}
@@ -347,7 +347,7 @@ func loadTree(dir string, size int64) (*tiles.Tree, error) {
 	}
 	name := tiles.BundlePath(t.Tile(0), int(size%tiles.Width))
 	var err error
-	if t.Bundle, err = os.ReadFile(filepath.Join(dir, name)); err != nil {
+	if t.Bundle, err = readBounded(filepath.Join(dir, name), MaxBundle); err != nil {
 		return nil, err
 	}
 	rest := t.Bundle

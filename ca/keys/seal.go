@@ -18,8 +18,6 @@ import (
 	"crypto/sha256"
 	"encoding/base64"
 	"fmt"
-	"os"
-	"strings"
 
 	"github.com/chancery-project/chancery/ca/durable"
 )
@@ -45,21 +43,11 @@ func CreateSealer(path string) (*Sealer, error) {
 
 // LoadSealer reads the sealing key from a file: 32 bytes in base64, readable by its owner only.
 func LoadSealer(path string) (*Sealer, error) {
-	info, err := os.Stat(path)
+	text, err := ReadSecret("sealing key", path)
 	if err != nil {
-		return nil, fmt.Errorf("reading sealing key: %w", err)
+		return nil, err
 	}
-	if info.Mode().Perm()&0o077 != 0 {
-		return nil, fmt.Errorf("sealing key %s has mode %04o; it should be 0600", path, info.Mode().Perm())
-	}
-	if info.Size() > 1024 {
-		return nil, fmt.Errorf("sealing key %s has %d bytes; it should be one line of base64", path, info.Size())
-	}
-	data, err := os.ReadFile(path)
-	if err != nil {
-		return nil, fmt.Errorf("reading sealing key: %w", err)
-	}
-	key, err := base64.StdEncoding.DecodeString(strings.TrimSpace(string(data)))
+	key, err := base64.StdEncoding.DecodeString(text)
 	if err != nil || len(key) != keyBytes {
 		return nil, fmt.Errorf("sealing key %s should be %d bytes in base64", path, keyBytes)
 	}

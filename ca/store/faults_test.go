@@ -168,3 +168,20 @@ func TestReplaceThatFailsOrNot(t *testing.T) {
 		}
 	}
 }
+
+// TestDocumentThatIsTooLarge: who can write the database cannot make the server read more than it should.
+func TestDocumentThatIsTooLarge(t *testing.T) {
+	s := create(t, filepath.Join(t.TempDir(), "state.db"))
+	for _, tc := range []struct {
+		size int
+		ok   bool
+	}{{MaxDocument, true}, {MaxDocument + 1, false}} {
+		if _, err := s.db.ExecContext(t.Context(), `REPLACE INTO document (id, version, data) VALUES (1, 1, zeroblob(?))`, tc.size); err != nil {
+			t.Fatal(err)
+		}
+		data, _, err := s.Load(t.Context())
+		if tc.ok && (err != nil || len(data) != tc.size) || !tc.ok && (err == nil || !strings.Contains(err.Error(), "at most 16777216 are read")) {
+			t.Errorf("%d bytes: %d were loaded, %v", tc.size, len(data), err)
+		}
+	}
+}

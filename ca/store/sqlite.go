@@ -30,6 +30,9 @@ var (
 	ErrLocked   = errors.New("the store is in use by another process")
 )
 
+// MaxDocument bounds a document, in bytes.
+const MaxDocument = 16 << 20
+
 // SQLite is the embedded store: one row in a database file, held by one process.
 type SQLite struct {
 	db   *sql.DB
@@ -106,9 +109,13 @@ func lockFile(path string) (*os.File, error) {
 
 // Load returns the document's bytes and version; ErrMissing if none was created.
 func (s *SQLite) Load(ctx context.Context) (data []byte, version uint64, err error) {
-	err = s.db.QueryRowContext(ctx, `SELECT data, version FROM document WHERE id = 1`).Scan(&data, &version)
+	var size int64
+	err = s.db.QueryRowContext(ctx, `SELECT iif(length(data) <= ?, data, NULL), length(data), version FROM document WHERE id = 1`, MaxDocument).
+		Scan(&data, &size, &version)
 	if errors.Is(err, sql.ErrNoRows) {
 		err = ErrMissing
+	} else if err == nil && size > MaxDocument {
+		err = fmt.Errorf("it has %d bytes; at most %d are read", size, MaxDocument)
 	}
 	if err != nil {
 		return nil, 0, fmt.Errorf("loading document from %s: %w", s.path, err)

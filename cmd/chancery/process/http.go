@@ -27,11 +27,18 @@ type HTTP struct {
 	Ready   func() error        // for /readyz: what the process lacks to do its work, or nil
 }
 
+// Bounds on what anybody who can connect may do.
+const (
+	maxHeader    = 16 << 10
+	readTimeout  = 10 * time.Second // of a whole request
+	writeTimeout = 2 * time.Minute  // profiles take their time; readers that do not read must not hold the places for ever
+)
+
 // Run serves until ctx ends. /healthz says that the process runs, /readyz that it can do its work. On a loopback
 // address it also serves Go's profiles.
 func (h HTTP) Run(ctx context.Context, l net.Listener) error {
 	s := &http.Server{
-		Handler: h.handler(l.Addr()), ReadHeaderTimeout: 5 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10,
+		Handler: h.handler(l.Addr()), ReadTimeout: readTimeout, WriteTimeout: writeTimeout, IdleTimeout: time.Minute, MaxHeaderBytes: maxHeader,
 	}
 	stop := context.AfterFunc(ctx, func() { s.Close() })
 	defer stop()

@@ -111,6 +111,9 @@ func OpenFile(path string, flag int, mode os.FileMode) (f *File, err error) {
 
 // Write writes all of data or returns an error.
 func (f *File) Write(data []byte) (n int, err error) {
+	if injected.Load() == nil { // every group of both logs comes this way
+		return f.File.Write(data)
+	}
 	err = Do(Step{Kind: Write, Path: f.Name(), Data: data}, func(most int) error {
 		if most < 0 || most > len(data) {
 			most = len(data)
@@ -129,6 +132,9 @@ func (f *File) Sync() error { return step(Sync, f.Name(), f.File.Sync) }
 
 // SyncData is Sync without the time of the last change.
 func (f *File) SyncData() error {
+	if injected.Load() == nil {
+		return unix.Fdatasync(int(f.Fd()))
+	}
 	return step(Sync, f.Name(), func() error { return unix.Fdatasync(int(f.Fd())) })
 }
 

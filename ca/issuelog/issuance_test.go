@@ -207,3 +207,36 @@ func TestInvariant10NothingIsHandedOutWithoutItsIntent(t *testing.T) {
 		m.audited(t, left.String(), left.Dir, certs, machine)
 	})
 }
+
+// TestInvariant10IssuanceOnAFullDisk: on a real file system that gets full nothing is handed out, and with room again it goes on.
+func TestInvariant10IssuanceOnAFullDisk(t *testing.T) {
+	m := newMint(t)
+	dir := durabletest.SmallDisk(t, 1<<20)
+	if _, err := issuelog.Create(faultConfig(dir).Dir, origin); err != nil {
+		t.Fatal(err)
+	}
+	var certs []*x509.Certificate
+	run := func() (failures int) {
+		failures, err := m.run(dir, func(c *x509.Certificate) { certs = append(certs, c) })
+		if err != nil {
+			return 6
+		}
+		return failures
+	}
+	if n := run(); n > 0 {
+		t.Fatalf("%d of 6 failed on an empty disk", n)
+	}
+	remove := durabletest.Fill(t, dir)
+	failures := 0
+	for range 4 {
+		failures += run()
+	}
+	if failures < 12 {
+		t.Errorf("only %d of 24 requests failed on a full disk", failures)
+	}
+	remove()
+	if n := run(); n > 0 {
+		t.Errorf("with room again %d of 6 failed", n)
+	}
+	m.audited(t, "full disk", dir, certs, false)
+}

@@ -78,6 +78,18 @@ func hasIntent(log, serial string) bool {
 	return false
 }
 
+// quick is setup with a profile for one type of key: each check of an issuer makes a key of each type.
+func quick(t *testing.T, dir string) Config {
+	t.Helper()
+	c := setup(t, dir)
+	p, err := ca.NewProfile("workload", ca.ProfileConfig{KeyTypes: []string{"p256"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Profiles = []*ca.Profile{p}
+	return c
+}
+
 // TestChangeFaultsAtEachStep fails each step of what changes a document, in each way: the renewal of an issuer, and request and
 // import of one that is signed elsewhere.
 func TestChangeFaultsAtEachStep(t *testing.T) {
@@ -107,7 +119,7 @@ func TestChangeFaultsAtEachStep(t *testing.T) {
 	for what, change := range changes {
 		one := func(t *testing.T, n int, mode durabletest.Mode) int {
 			dir := t.TempDir()
-			c := setup(t, dir)
+			c := quick(t, dir)
 			change.prepare(t, &c)
 			if _, err := Init(t.Context(), c, "test"); err != nil {
 				t.Fatal(err)
@@ -129,7 +141,7 @@ func TestChangeFaultsAtEachStep(t *testing.T) {
 			d.FailAt(-1, "")
 			if d.Dead() {
 				left := d.Copy()
-				c = setup(t, left)
+				c = quick(t, left)
 				change.prepare(t, &c)
 				whole(t, name, left, c, confirmed, before)
 				return steps
@@ -149,11 +161,7 @@ func TestChangeFaultsAtEachStep(t *testing.T) {
 			t.Errorf("%s: only %d steps were seen", what, total)
 		}
 		for n := range total {
-			modes := []durabletest.Mode{durabletest.FailDone, durabletest.Crash}
-			if !testing.Short() { // half of a line is the audit log's own test
-				modes = append(modes, durabletest.Fail, durabletest.Full)
-			}
-			for _, mode := range modes {
+			for _, mode := range durabletest.Modes {
 				t.Run(fmt.Sprint(what, " ", n, " ", mode), func(t *testing.T) { one(t, n, mode) })
 			}
 		}
@@ -170,7 +178,7 @@ func TestRenewalWithKeyFilesAfterACrash(t *testing.T) {
 		t.Fatal(err)
 	}
 	withFiles := func(t *testing.T, dir string) Config {
-		c := setup(t, dir)
+		c := quick(t, dir)
 		f, err := keys.OpenFiles(keys.FilesConfig{Dir: filepath.Join(dir, "keys"), PassphraseFile: pass})
 		if err != nil {
 			t.Fatal(err)

@@ -122,7 +122,7 @@ func TestInvariant10LogFaultsAtEachStep(t *testing.T) {
 	}
 	stride := 1
 	if testing.Short() {
-		stride = 13
+		stride = 29
 	}
 	for n := 0; n < total; n += stride {
 		for _, mode := range durabletest.Modes {
@@ -177,7 +177,7 @@ func TestInvariant10LogAfterACrash(t *testing.T) {
 	}
 	stride := 1
 	if testing.Short() {
-		stride = 9
+		stride = 19
 	}
 	d.Crashes(stride, func(machine bool, left *durabletest.Left) {
 		var h history

@@ -187,7 +187,7 @@ func TestInvariant10NothingIsHandedOutWithoutItsIntent(t *testing.T) {
 	}
 	stride := 1
 	if testing.Short() {
-		stride = 7
+		stride = 17
 	}
 	for n := 0; n < total; n += stride {
 		for _, mode := range durabletest.Modes {

@@ -169,7 +169,10 @@ type SyncUpdate struct {
 	// snapshot as the bundle.
 	Crls [][]byte `protobuf:"bytes,3,rep,name=crls,proto3" json:"crls,omitempty"`
 	// The last signed checkpoint (C2SP tlog-checkpoint) of each issuance log that this server knows.
-	Checkpoints   []string `protobuf:"bytes,4,rep,name=checkpoints,proto3" json:"checkpoints,omitempty"`
+	Checkpoints []string `protobuf:"bytes,4,rep,name=checkpoints,proto3" json:"checkpoints,omitempty"`
+	// DER. The certificates of the issuers of crls, and those between them and the roots, in any order. Agents take no
+	// CRL whose signature they cannot verify with one of these, up to a root of the bundle.
+	Issuers       [][]byte `protobuf:"bytes,5,rep,name=issuers,proto3" json:"issuers,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -228,6 +231,13 @@ func (x *SyncUpdate) GetCrls() [][]byte {
 func (x *SyncUpdate) GetCheckpoints() []string {
 	if x != nil {
 		return x.Checkpoints
+	}
+	return nil
+}
+
+func (x *SyncUpdate) GetIssuers() [][]byte {
+	if x != nil {
+		return x.Issuers
 	}
 	return nil
 }
@@ -1785,13 +1795,14 @@ const file_chancery_proto_rawDesc = "" +
 	"\tspiffe_id\x18\x01 \x01(\tR\bspiffeId\x12\x16\n" +
 	"\x06serial\x18\x02 \x01(\fR\x06serial\x12)\n" +
 	"\x10certificate_hash\x18\x03 \x01(\fR\x0fcertificateHash\x127\n" +
-	"\tnot_after\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\bnotAfter\"\x89\x01\n" +
+	"\tnot_after\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\bnotAfter\"\xa3\x01\n" +
 	"\n" +
 	"SyncUpdate\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\x04R\aversion\x12+\n" +
 	"\x06bundle\x18\x02 \x01(\v2\x13.chancery.v1.BundleR\x06bundle\x12\x12\n" +
 	"\x04crls\x18\x03 \x03(\fR\x04crls\x12 \n" +
-	"\vcheckpoints\x18\x04 \x03(\tR\vcheckpoints\"K\n" +
+	"\vcheckpoints\x18\x04 \x03(\tR\vcheckpoints\x12\x18\n" +
+	"\aissuers\x18\x05 \x03(\fR\aissuers\"K\n" +
 	"\fIssueRequest\x12;\n" +
 	"\brequests\x18\x01 \x03(\v2\x1f.chancery.v1.CertificateRequestR\brequests\"z\n" +
 	"\x12CertificateRequest\x12\x10\n" +

@@ -33,7 +33,9 @@ type SyncRequest struct {
 	// Why the update after it was not applied; empty if none was refused.
 	Refused string `protobuf:"bytes,2,opt,name=refused,proto3" json:"refused,omitempty"`
 	// The SVIDs that are served now, at most 1,000.
-	Served        []*ServedSvid `protobuf:"bytes,3,rep,name=served,proto3" json:"served,omitempty"`
+	Served []*ServedSvid `protobuf:"bytes,3,rep,name=served,proto3" json:"served,omitempty"`
+	// Consumers of this agent that cannot enforce a CRL, and why, in words (decision D23): at most 20, of 200 bytes each.
+	NotEnforcing  []string `protobuf:"bytes,4,rep,name=not_enforcing,json=notEnforcing,proto3" json:"not_enforcing,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -85,6 +87,13 @@ func (x *SyncRequest) GetRefused() string {
 func (x *SyncRequest) GetServed() []*ServedSvid {
 	if x != nil {
 		return x.Served
+	}
+	return nil
+}
+
+func (x *SyncRequest) GetNotEnforcing() []string {
+	if x != nil {
+		return x.NotEnforcing
 	}
 	return nil
 }
@@ -166,7 +175,8 @@ type SyncUpdate struct {
 	// The roots of the trust domain.
 	Bundle *Bundle `protobuf:"bytes,2,opt,name=bundle,proto3" json:"bundle,omitempty"`
 	// One full CRL (RFC 5280 section 5, DER) of each issuer that may have live leaves, revoked or not. Of the same
-	// snapshot as the bundle.
+	// snapshot as the bundle. Empty if an issuer cannot sign one: a verifier that has CRLs needs one of every issuer, so
+	// it should then have none at all. In all at most 3 MiB.
 	Crls [][]byte `protobuf:"bytes,3,rep,name=crls,proto3" json:"crls,omitempty"`
 	// The last signed checkpoint (C2SP tlog-checkpoint) of each issuance log that this server knows.
 	Checkpoints []string `protobuf:"bytes,4,rep,name=checkpoints,proto3" json:"checkpoints,omitempty"`
@@ -765,8 +775,10 @@ type RevokeRequest struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
 	Predicate *Predicate             `protobuf:"bytes,1,opt,name=predicate,proto3" json:"predicate,omitempty"`
 	// A reason of RFC 5280 section 5.3.1 by name, such as "keyCompromise"; empty: unspecified.
-	Reason        string `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
-	DryRun        bool   `protobuf:"varint,3,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
+	Reason string `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
+	DryRun bool   `protobuf:"varint,3,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
+	// How long the answer may wait for agents to acknowledge, at most 30 s.
+	Wait          *durationpb.Duration `protobuf:"bytes,4,opt,name=wait,proto3" json:"wait,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -822,6 +834,13 @@ func (x *RevokeRequest) GetDryRun() bool {
 	return false
 }
 
+func (x *RevokeRequest) GetWait() *durationpb.Duration {
+	if x != nil {
+		return x.Wait
+	}
+	return nil
+}
+
 type RevokeResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The certificates that match and have not ended, at most 1,000; more are counted only.
@@ -832,7 +851,12 @@ type RevokeResponse struct {
 	// Consumers that cannot enforce a CRL, and why (decision D23).
 	NotEnforcing []string `protobuf:"bytes,4,rep,name=not_enforcing,json=notEnforcing,proto3" json:"not_enforcing,omitempty"`
 	// The ID of the revocation; empty after a dry run.
-	Revocation    string `protobuf:"bytes,5,opt,name=revocation,proto3" json:"revocation,omitempty"`
+	Revocation string `protobuf:"bytes,5,opt,name=revocation,proto3" json:"revocation,omitempty"`
+	// Agents that are connected, and those of them that have acknowledged the CRLs with this revocation.
+	Agents       uint32 `protobuf:"varint,6,opt,name=agents,proto3" json:"agents,omitempty"`
+	Acknowledged uint32 `protobuf:"varint,7,opt,name=acknowledged,proto3" json:"acknowledged,omitempty"`
+	// What went wrong after the revocation was stored; it is tried again in the background. Empty if nothing did.
+	Delayed       string `protobuf:"bytes,8,opt,name=delayed,proto3" json:"delayed,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -898,6 +922,27 @@ func (x *RevokeResponse) GetNotEnforcing() []string {
 func (x *RevokeResponse) GetRevocation() string {
 	if x != nil {
 		return x.Revocation
+	}
+	return ""
+}
+
+func (x *RevokeResponse) GetAgents() uint32 {
+	if x != nil {
+		return x.Agents
+	}
+	return 0
+}
+
+func (x *RevokeResponse) GetAcknowledged() uint32 {
+	if x != nil {
+		return x.Acknowledged
+	}
+	return 0
+}
+
+func (x *RevokeResponse) GetDelayed() string {
+	if x != nil {
+		return x.Delayed
 	}
 	return ""
 }
@@ -1090,9 +1135,11 @@ type ListRevocationsResponse struct {
 	state       protoimpl.MessageState `protogen:"open.v1"`
 	Revocations []*Revocation          `protobuf:"bytes,1,rep,name=revocations,proto3" json:"revocations,omitempty"`
 	// Agents that are connected, and those of them that have acknowledged the last update.
-	Agents        uint32   `protobuf:"varint,2,opt,name=agents,proto3" json:"agents,omitempty"`
-	Acknowledged  uint32   `protobuf:"varint,3,opt,name=acknowledged,proto3" json:"acknowledged,omitempty"`
-	MissingLogs   []string `protobuf:"bytes,4,rep,name=missing_logs,json=missingLogs,proto3" json:"missing_logs,omitempty"`
+	Agents       uint32   `protobuf:"varint,2,opt,name=agents,proto3" json:"agents,omitempty"`
+	Acknowledged uint32   `protobuf:"varint,3,opt,name=acknowledged,proto3" json:"acknowledged,omitempty"`
+	MissingLogs  []string `protobuf:"bytes,4,rep,name=missing_logs,json=missingLogs,proto3" json:"missing_logs,omitempty"`
+	// As in RevokeResponse.
+	NotEnforcing  []string `protobuf:"bytes,5,rep,name=not_enforcing,json=notEnforcing,proto3" json:"not_enforcing,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1151,6 +1198,13 @@ func (x *ListRevocationsResponse) GetAcknowledged() uint32 {
 func (x *ListRevocationsResponse) GetMissingLogs() []string {
 	if x != nil {
 		return x.MissingLogs
+	}
+	return nil
+}
+
+func (x *ListRevocationsResponse) GetNotEnforcing() []string {
+	if x != nil {
+		return x.NotEnforcing
 	}
 	return nil
 }
@@ -1286,8 +1340,10 @@ func (*ListServedRequest) Descriptor() ([]byte, []int) {
 }
 
 type ListServedResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Agents        []*ServedByAgent       `protobuf:"bytes,1,rep,name=agents,proto3" json:"agents,omitempty"`
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Agents []*ServedByAgent       `protobuf:"bytes,1,rep,name=agents,proto3" json:"agents,omitempty"`
+	// SVIDs that agents reported and that were not kept, since there were too many.
+	Omitted       uint64 `protobuf:"varint,2,opt,name=omitted,proto3" json:"omitted,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1327,6 +1383,13 @@ func (x *ListServedResponse) GetAgents() []*ServedByAgent {
 		return x.Agents
 	}
 	return nil
+}
+
+func (x *ListServedResponse) GetOmitted() uint64 {
+	if x != nil {
+		return x.Omitted
+	}
+	return 0
 }
 
 type ServedByAgent struct {
@@ -1785,11 +1848,12 @@ var File_chancery_proto protoreflect.FileDescriptor
 
 const file_chancery_proto_rawDesc = "" +
 	"\n" +
-	"\x0echancery.proto\x12\vchancery.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"|\n" +
+	"\x0echancery.proto\x12\vchancery.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xa1\x01\n" +
 	"\vSyncRequest\x12\"\n" +
 	"\facknowledged\x18\x01 \x01(\x04R\facknowledged\x12\x18\n" +
 	"\arefused\x18\x02 \x01(\tR\arefused\x12/\n" +
-	"\x06served\x18\x03 \x03(\v2\x17.chancery.v1.ServedSvidR\x06served\"\xa5\x01\n" +
+	"\x06served\x18\x03 \x03(\v2\x17.chancery.v1.ServedSvidR\x06served\x12#\n" +
+	"\rnot_enforcing\x18\x04 \x03(\tR\fnotEnforcing\"\xa5\x01\n" +
 	"\n" +
 	"ServedSvid\x12\x1b\n" +
 	"\tspiffe_id\x18\x01 \x01(\tR\bspiffeId\x12\x16\n" +
@@ -1837,11 +1901,12 @@ const file_chancery_proto_rawDesc = "" +
 	"\x06serial\x18\x01 \x01(\tR\x06serial\x12\x1b\n" +
 	"\tspiffe_id\x18\x02 \x01(\tR\bspiffeId\x12?\n" +
 	"\rissued_before\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\fissuedBefore\x12\x12\n" +
-	"\x04node\x18\x04 \x01(\tR\x04node\"v\n" +
+	"\x04node\x18\x04 \x01(\tR\x04node\"\xa5\x01\n" +
 	"\rRevokeRequest\x124\n" +
 	"\tpredicate\x18\x01 \x01(\v2\x16.chancery.v1.PredicateR\tpredicate\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\x17\n" +
-	"\adry_run\x18\x03 \x01(\bR\x06dryRun\"\xd3\x01\n" +
+	"\adry_run\x18\x03 \x01(\bR\x06dryRun\x12-\n" +
+	"\x04wait\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\x04wait\"\xa9\x02\n" +
 	"\x0eRevokeResponse\x12C\n" +
 	"\fcertificates\x18\x01 \x03(\v2\x1f.chancery.v1.RevokedCertificateR\fcertificates\x12\x14\n" +
 	"\x05count\x18\x02 \x01(\x04R\x05count\x12!\n" +
@@ -1849,7 +1914,10 @@ const file_chancery_proto_rawDesc = "" +
 	"\rnot_enforcing\x18\x04 \x03(\tR\fnotEnforcing\x12\x1e\n" +
 	"\n" +
 	"revocation\x18\x05 \x01(\tR\n" +
-	"revocation\"\x96\x01\n" +
+	"revocation\x12\x16\n" +
+	"\x06agents\x18\x06 \x01(\rR\x06agents\x12\"\n" +
+	"\facknowledged\x18\a \x01(\rR\facknowledged\x12\x18\n" +
+	"\adelayed\x18\b \x01(\tR\adelayed\"\x96\x01\n" +
 	"\x12RevokedCertificate\x12\x16\n" +
 	"\x06serial\x18\x01 \x01(\tR\x06serial\x12\x1b\n" +
 	"\tspiffe_id\x18\x02 \x01(\tR\bspiffeId\x12\x12\n" +
@@ -1858,12 +1926,13 @@ const file_chancery_proto_rawDesc = "" +
 	"\x0eRestoreRequest\x12\x1b\n" +
 	"\tspiffe_id\x18\x01 \x01(\tR\bspiffeId\"\x11\n" +
 	"\x0fRestoreResponse\"\x18\n" +
-	"\x16ListRevocationsRequest\"\xb3\x01\n" +
+	"\x16ListRevocationsRequest\"\xd8\x01\n" +
 	"\x17ListRevocationsResponse\x129\n" +
 	"\vrevocations\x18\x01 \x03(\v2\x17.chancery.v1.RevocationR\vrevocations\x12\x16\n" +
 	"\x06agents\x18\x02 \x01(\rR\x06agents\x12\"\n" +
 	"\facknowledged\x18\x03 \x01(\rR\facknowledged\x12!\n" +
-	"\fmissing_logs\x18\x04 \x03(\tR\vmissingLogs\"\xfe\x01\n" +
+	"\fmissing_logs\x18\x04 \x03(\tR\vmissingLogs\x12#\n" +
+	"\rnot_enforcing\x18\x05 \x03(\tR\fnotEnforcing\"\xfe\x01\n" +
 	"\n" +
 	"Revocation\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x124\n" +
@@ -1873,9 +1942,10 @@ const file_chancery_proto_rawDesc = "" +
 	"\x05actor\x18\x05 \x01(\tR\x05actor\x126\n" +
 	"\brestored\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\brestored\x12\x14\n" +
 	"\x05count\x18\a \x01(\x04R\x05count\"\x13\n" +
-	"\x11ListServedRequest\"H\n" +
+	"\x11ListServedRequest\"b\n" +
 	"\x12ListServedResponse\x122\n" +
-	"\x06agents\x18\x01 \x03(\v2\x1a.chancery.v1.ServedByAgentR\x06agents\"u\n" +
+	"\x06agents\x18\x01 \x03(\v2\x1a.chancery.v1.ServedByAgentR\x06agents\x12\x18\n" +
+	"\aomitted\x18\x02 \x01(\x04R\aomitted\"u\n" +
 	"\rServedByAgent\x12\x1b\n" +
 	"\tspiffe_id\x18\x01 \x01(\tR\bspiffeId\x12\x16\n" +
 	"\x06remote\x18\x02 \x01(\tR\x06remote\x12/\n" +
@@ -1978,39 +2048,40 @@ var file_chancery_proto_depIdxs = []int32{
 	30, // 10: chancery.v1.Certificate.not_after:type_name -> google.protobuf.Timestamp
 	30, // 11: chancery.v1.Predicate.issued_before:type_name -> google.protobuf.Timestamp
 	10, // 12: chancery.v1.RevokeRequest.predicate:type_name -> chancery.v1.Predicate
-	13, // 13: chancery.v1.RevokeResponse.certificates:type_name -> chancery.v1.RevokedCertificate
-	30, // 14: chancery.v1.RevokedCertificate.not_after:type_name -> google.protobuf.Timestamp
-	18, // 15: chancery.v1.ListRevocationsResponse.revocations:type_name -> chancery.v1.Revocation
-	10, // 16: chancery.v1.Revocation.predicate:type_name -> chancery.v1.Predicate
-	30, // 17: chancery.v1.Revocation.time:type_name -> google.protobuf.Timestamp
-	30, // 18: chancery.v1.Revocation.restored:type_name -> google.protobuf.Timestamp
-	21, // 19: chancery.v1.ListServedResponse.agents:type_name -> chancery.v1.ServedByAgent
-	1,  // 20: chancery.v1.ServedByAgent.served:type_name -> chancery.v1.ServedSvid
-	28, // 21: chancery.v1.GetAuthoritiesResponse.domains:type_name -> chancery.v1.DomainAuthorities
-	29, // 22: chancery.v1.DomainAuthorities.authorities:type_name -> chancery.v1.Authority
-	3,  // 23: chancery.v1.Issuance.Issue:input_type -> chancery.v1.IssueRequest
-	0,  // 24: chancery.v1.Issuance.Sync:input_type -> chancery.v1.SyncRequest
-	26, // 25: chancery.v1.Admin.GetAuthorities:input_type -> chancery.v1.GetAuthoritiesRequest
-	22, // 26: chancery.v1.Admin.RequestIssuer:input_type -> chancery.v1.RequestIssuerRequest
-	24, // 27: chancery.v1.Admin.ImportIssuer:input_type -> chancery.v1.ImportIssuerRequest
-	11, // 28: chancery.v1.Admin.Revoke:input_type -> chancery.v1.RevokeRequest
-	14, // 29: chancery.v1.Admin.Restore:input_type -> chancery.v1.RestoreRequest
-	16, // 30: chancery.v1.Admin.ListRevocations:input_type -> chancery.v1.ListRevocationsRequest
-	19, // 31: chancery.v1.Admin.ListServed:input_type -> chancery.v1.ListServedRequest
-	5,  // 32: chancery.v1.Issuance.Issue:output_type -> chancery.v1.IssueResponse
-	2,  // 33: chancery.v1.Issuance.Sync:output_type -> chancery.v1.SyncUpdate
-	27, // 34: chancery.v1.Admin.GetAuthorities:output_type -> chancery.v1.GetAuthoritiesResponse
-	23, // 35: chancery.v1.Admin.RequestIssuer:output_type -> chancery.v1.RequestIssuerResponse
-	25, // 36: chancery.v1.Admin.ImportIssuer:output_type -> chancery.v1.ImportIssuerResponse
-	12, // 37: chancery.v1.Admin.Revoke:output_type -> chancery.v1.RevokeResponse
-	15, // 38: chancery.v1.Admin.Restore:output_type -> chancery.v1.RestoreResponse
-	17, // 39: chancery.v1.Admin.ListRevocations:output_type -> chancery.v1.ListRevocationsResponse
-	20, // 40: chancery.v1.Admin.ListServed:output_type -> chancery.v1.ListServedResponse
-	32, // [32:41] is the sub-list for method output_type
-	23, // [23:32] is the sub-list for method input_type
-	23, // [23:23] is the sub-list for extension type_name
-	23, // [23:23] is the sub-list for extension extendee
-	0,  // [0:23] is the sub-list for field type_name
+	31, // 13: chancery.v1.RevokeRequest.wait:type_name -> google.protobuf.Duration
+	13, // 14: chancery.v1.RevokeResponse.certificates:type_name -> chancery.v1.RevokedCertificate
+	30, // 15: chancery.v1.RevokedCertificate.not_after:type_name -> google.protobuf.Timestamp
+	18, // 16: chancery.v1.ListRevocationsResponse.revocations:type_name -> chancery.v1.Revocation
+	10, // 17: chancery.v1.Revocation.predicate:type_name -> chancery.v1.Predicate
+	30, // 18: chancery.v1.Revocation.time:type_name -> google.protobuf.Timestamp
+	30, // 19: chancery.v1.Revocation.restored:type_name -> google.protobuf.Timestamp
+	21, // 20: chancery.v1.ListServedResponse.agents:type_name -> chancery.v1.ServedByAgent
+	1,  // 21: chancery.v1.ServedByAgent.served:type_name -> chancery.v1.ServedSvid
+	28, // 22: chancery.v1.GetAuthoritiesResponse.domains:type_name -> chancery.v1.DomainAuthorities
+	29, // 23: chancery.v1.DomainAuthorities.authorities:type_name -> chancery.v1.Authority
+	3,  // 24: chancery.v1.Issuance.Issue:input_type -> chancery.v1.IssueRequest
+	0,  // 25: chancery.v1.Issuance.Sync:input_type -> chancery.v1.SyncRequest
+	26, // 26: chancery.v1.Admin.GetAuthorities:input_type -> chancery.v1.GetAuthoritiesRequest
+	22, // 27: chancery.v1.Admin.RequestIssuer:input_type -> chancery.v1.RequestIssuerRequest
+	24, // 28: chancery.v1.Admin.ImportIssuer:input_type -> chancery.v1.ImportIssuerRequest
+	11, // 29: chancery.v1.Admin.Revoke:input_type -> chancery.v1.RevokeRequest
+	14, // 30: chancery.v1.Admin.Restore:input_type -> chancery.v1.RestoreRequest
+	16, // 31: chancery.v1.Admin.ListRevocations:input_type -> chancery.v1.ListRevocationsRequest
+	19, // 32: chancery.v1.Admin.ListServed:input_type -> chancery.v1.ListServedRequest
+	5,  // 33: chancery.v1.Issuance.Issue:output_type -> chancery.v1.IssueResponse
+	2,  // 34: chancery.v1.Issuance.Sync:output_type -> chancery.v1.SyncUpdate
+	27, // 35: chancery.v1.Admin.GetAuthorities:output_type -> chancery.v1.GetAuthoritiesResponse
+	23, // 36: chancery.v1.Admin.RequestIssuer:output_type -> chancery.v1.RequestIssuerResponse
+	25, // 37: chancery.v1.Admin.ImportIssuer:output_type -> chancery.v1.ImportIssuerResponse
+	12, // 38: chancery.v1.Admin.Revoke:output_type -> chancery.v1.RevokeResponse
+	15, // 39: chancery.v1.Admin.Restore:output_type -> chancery.v1.RestoreResponse
+	17, // 40: chancery.v1.Admin.ListRevocations:output_type -> chancery.v1.ListRevocationsResponse
+	20, // 41: chancery.v1.Admin.ListServed:output_type -> chancery.v1.ListServedResponse
+	33, // [33:42] is the sub-list for method output_type
+	24, // [24:33] is the sub-list for method input_type
+	24, // [24:24] is the sub-list for extension type_name
+	24, // [24:24] is the sub-list for extension extendee
+	0,  // [0:24] is the sub-list for field type_name
 }
 
 func init() { file_chancery_proto_init() }

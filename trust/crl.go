@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"crypto/x509"
 	"encoding/asn1"
+	"encoding/hex"
 	"encoding/pem"
 	"errors"
 	"fmt"
@@ -267,6 +268,17 @@ func (c *CRLs) Sum() [sha256.Size]byte {
 		return [sha256.Size]byte{}
 	}
 	return c.sum
+}
+
+// Ends returns each CRL's nextUpdate by the issuer's key identifier, in hex.
+func (c *CRLs) Ends() map[string]time.Time {
+	out := map[string]time.Time{}
+	if c != nil {
+		for _, l := range c.lists {
+			out[hex.EncodeToString(l.keyID)] = l.nextUpdate
+		}
+	}
+	return out
 }
 
 // DER returns the CRLs in DER, in the order of their issuers. Callers must not change them.

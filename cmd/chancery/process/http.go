@@ -25,6 +25,8 @@ func NewRegistry() *prometheus.Registry {
 type HTTP struct {
 	Metrics prometheus.Gatherer // at /metrics
 	Ready   func() error        // for /readyz: what the process lacks to do its work, or nil
+
+	Texts map[string]func() string // more pages of plain text, by path; nil = none
 }
 
 // Run serves until ctx ends. /healthz says that the process runs, /readyz that it can do its work. On a loopback
@@ -53,6 +55,9 @@ func (h HTTP) handler(addr net.Addr) http.Handler {
 		}
 		fmt.Fprintln(w, "ok")
 	})
+	for path, text := range h.Texts {
+		mux.HandleFunc("GET "+path, func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, text()) })
+	}
 	if a, ok := addr.(*net.TCPAddr); ok && a.IP.IsLoopback() { // profiles show more than others should see
 		mux.HandleFunc("GET /debug/pprof/", pprof.Index)
 		mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)

@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/mod/sumdb/note"
@@ -35,6 +36,7 @@ type Log struct {
 	public string
 	lock   *os.File // held as long as the log is open
 	logger *slog.Logger
+	last   atomic.Pointer[string] // checkpoint on disk
 
 	mu           sync.Mutex  // guards all up to spare; held while writing to a journal
 	journals     [2]*os.File // the first takes entries, those of the second go into the tree
@@ -95,6 +97,17 @@ func publicOf(seed []byte) ed25519.PublicKey {
 
 // PublicKey returns the key that verifies the log's checkpoints; its name is the log's origin.
 func (l *Log) PublicKey() string { return l.public }
+
+func (l *Log) noteCheckpoint(signed []byte) {
+	text := string(signed)
+	l.last.Store(&text)
+}
+
+// Checkpoint returns the last checkpoint that was signed, without waiting for anything.
+func (l *Log) Checkpoint() string { return *l.last.Load() }
+
+// Dir returns the folder of the log.
+func (l *Log) Dir() string { return l.disk.dir }
 
 // Size returns the number of entries that are in the tree or on their way into it.
 func (l *Log) Size() int64 {
@@ -282,6 +295,7 @@ func (l *Log) load() (*tiles.Tree, error) {
 	if t.Root() != c.Root {
 		return nil, fmt.Errorf("its last tiles do not give the root of its checkpoint (size %d); see `chancery log verify %s`", c.Size, l.disk.dir)
 	}
+	l.noteCheckpoint(data)
 	return t, nil
 }
 
@@ -357,9 +371,11 @@ func (l *Log) drain(journal *os.File) error {
 		if err := w.sync(); err != nil {
 			return err
 		}
-		if err := writeCheckpoint(l.disk, l.signer, t); err != nil {
+		signed, err := writeCheckpoint(l.disk, l.signer, t)
+		if err != nil {
 			return err
 		}
+		l.noteCheckpoint(signed)
 		old := l.tree.Size
 		l.tree = t
 		l.prune(old)

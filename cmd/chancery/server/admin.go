@@ -16,6 +16,7 @@ import (
 	"github.com/chancery-project/chancery/ca/audit"
 	"github.com/chancery-project/chancery/ca/authority"
 	"github.com/chancery-project/chancery/cmd/chancery/process"
+	"github.com/chancery-project/chancery/cmd/chancery/server/revoking"
 	"github.com/chancery-project/chancery/sds/socket"
 )
 
@@ -47,9 +48,9 @@ func serveAdmin(ctx context.Context, l net.Listener, admin adminService) error {
 
 // adminService answers admin calls.
 type adminService struct {
-	chanceryv1.UnimplementedAdminServer
-	authority *authority.Keeper
-	log       *audit.Log
+	revoking.Desk // answers what is about revocation and agents
+	authority     *authority.Keeper
+	log           *audit.Log
 }
 
 // GetAuthorities returns the document's authorities without keys. Who asked goes into the audit log first.
@@ -82,18 +83,18 @@ const adminTimeout = 10 * time.Second
 
 // askAdmin gets the authorities from a running server.
 func askAdmin(ctx context.Context, path string) (resp *chanceryv1.GetAuthoritiesResponse, err error) {
-	err = withAdmin(ctx, path, func(ctx context.Context, c chanceryv1.AdminClient) error {
+	err = WithAdmin(ctx, path, adminTimeout, func(ctx context.Context, c chanceryv1.AdminClient) error {
 		resp, err = c.GetAuthorities(ctx, &chanceryv1.GetAuthoritiesRequest{})
 		return err
 	})
 	return resp, err
 }
 
-// withAdmin calls f with a connection to a running server.
-func withAdmin(ctx context.Context, path string, f func(context.Context, chanceryv1.AdminClient) error) error {
-	ctx, cancel := context.WithTimeout(ctx, adminTimeout)
+// WithAdmin calls f with a connection to a running server.
+func WithAdmin(ctx context.Context, path string, patience time.Duration, f func(context.Context, chanceryv1.AdminClient) error) error {
+	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	conn, err := grpc.NewClient("unix:"+path, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	conn, err := grpc.NewClient("unix:"+path, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxAnswer)))
 	if err != nil {
 		return fmt.Errorf("connecting to admin socket %s: %w", path, err)
 	}
@@ -103,3 +104,6 @@ func withAdmin(ctx context.Context, path string, f func(context.Context, chancer
 	}
 	return nil
 }
+
+// maxAnswer bounds an answer of the admin API: 200,000 SVIDs that agents serve have 30 MB.
+const maxAnswer = 64 << 20

@@ -64,15 +64,15 @@ func TestD14AdminSocket(t *testing.T) {
 
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
-	l, err := listenAdmin(s.adminSocket())
+	l, err := listenAdmin(s.AdminSocket())
 	if err != nil {
 		t.Fatal(err)
 	}
 	go func() { ended <- serveAdmin(ctx, l, admin) }()
-	if info, err := os.Stat(s.adminSocket()); err != nil || info.Mode().Perm() != 0o600 {
+	if info, err := os.Stat(s.AdminSocket()); err != nil || info.Mode().Perm() != 0o600 {
 		t.Errorf("the socket has mode %v (%v), want 0600", info.Mode(), err)
 	}
-	resp, err := askAdmin(t.Context(), s.adminSocket())
+	resp, err := askAdmin(t.Context(), s.AdminSocket())
 	if err != nil || len(resp.GetDomains()) != 1 || len(resp.GetDomains()[0].GetAuthorities()) != 2 {
 		t.Errorf("got %v, %v", resp, err)
 	}

@@ -58,7 +58,7 @@ func requestIssuer(ctx context.Context, s *Settings, fresh bool) (der []byte, er
 	if !errors.Is(err, store.ErrLocked) {
 		return der, err
 	}
-	err = withAdmin(ctx, s.adminSocket(), func(ctx context.Context, c chanceryv1.AdminClient) error {
+	err = WithAdmin(ctx, s.AdminSocket(), adminTimeout, func(ctx context.Context, c chanceryv1.AdminClient) error {
 		resp, err := c.RequestIssuer(ctx, &chanceryv1.RequestIssuerRequest{Fresh: fresh})
 		der = resp.GetRequest()
 		return err
@@ -104,7 +104,7 @@ func importIssuer(ctx context.Context, s *Settings, chain []*x509.Certificate) e
 	for _, c := range chain {
 		req.Certificates = append(req.Certificates, c.Raw)
 	}
-	return withAdmin(ctx, s.adminSocket(), func(ctx context.Context, c chanceryv1.AdminClient) error {
+	return WithAdmin(ctx, s.AdminSocket(), adminTimeout, func(ctx context.Context, c chanceryv1.AdminClient) error {
 		_, err := c.ImportIssuer(ctx, req)
 		return err
 	})

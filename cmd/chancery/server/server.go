@@ -7,9 +7,11 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
 	"os"
 	"os/signal"
+	"slices"
 	"syscall"
 	"time"
 
@@ -25,6 +27,7 @@ import (
 	"github.com/chancery-project/chancery/cmd/chancery/process"
 	"github.com/chancery-project/chancery/cmd/chancery/server/issuance"
 	"github.com/chancery-project/chancery/cmd/chancery/server/keystore"
+	"github.com/chancery-project/chancery/cmd/chancery/server/revoking"
 	"github.com/chancery-project/chancery/csr"
 	"github.com/chancery-project/chancery/rotate"
 	"github.com/chancery-project/chancery/trust"
@@ -40,6 +43,7 @@ type Server struct {
 	keys      keystore.Store // nil if keys lie sealed in the state
 	health    *keys.Health
 	authority *authority.Keeper
+	desk      *revoking.Desk
 	clusters  []*cluster
 	sampler   *ca.Sampler
 	keeper    *rotate.Keeper // of the server's own certificate
@@ -70,10 +74,15 @@ func Open(ctx context.Context, settings *Settings, logger *slog.Logger) (_ *Serv
 		s.registry.MustRegister(issuance.Entries(s.issuance))
 	}
 	s.health = keys.NewHealth(keys.HealthConfig{Keys: s.authority.Keys, Logger: logger, Metrics: s.registry})
+	s.desk = revoking.Open(revoking.Config{
+		Domain: settings.domain, Authority: s.authority, Issuance: s.issuance, Log: s.log, Clusters: slices.Collect(maps.Keys(byName)),
+		ActorOf: actorOf, Logger: logger, Metrics: s.registry,
+	})
 	s.sampler = newSampler(s.registry, logger)
 	service, err := csr.NewService(csr.Config{
 		Domain: settings.domain, Issuer: s.authority.Issuer, Profile: settings.profile, Clusters: byName, Admission: settings.admission,
 		Log: s.log, Sampler: s.sampler, Logger: logger, Metrics: csr.NewMetrics(s.registry),
+		Revocations: s.desk.Revoked, Agents: s.desk.Agents(), Checkpoints: s.desk.Checkpoints,
 	})
 	if err != nil {
 		return nil, err
@@ -207,7 +216,7 @@ func (s *Server) Listen() (listen, metrics net.Addr, err error) {
 	if s.metrics, err = net.Listen("tcp", s.settings.Metrics); err != nil {
 		return nil, nil, s.settings.wrong(fmt.Errorf("metrics: %w", err))
 	}
-	if s.admin, err = listenAdmin(s.settings.adminSocket()); err != nil {
+	if s.admin, err = listenAdmin(s.settings.AdminSocket()); err != nil {
 		return nil, nil, err
 	}
 	return s.listener.Addr(), s.metrics.Addr(), nil
@@ -223,12 +232,15 @@ func (s *Server) Run(ctx context.Context, started func()) error {
 	if s.issuance != nil {
 		g.Go(func() error { return s.issuance.Run(ctx) })
 	}
+	g.Go(func() error { return s.desk.Run(ctx) })
 	g.Go(func() error { return s.keeper.Run(ctx) })
 	for _, c := range s.clusters {
 		g.Go(func() error { return c.run(ctx) })
 	}
 	g.Go(func() error { return process.HTTP{Metrics: s.registry, Ready: s.ready}.Run(ctx, s.metrics) })
-	g.Go(func() error { return serveAdmin(ctx, s.admin, adminService{authority: s.authority, log: s.log}) })
+	g.Go(func() error {
+		return serveAdmin(ctx, s.admin, adminService{Desk: *s.desk, authority: s.authority, log: s.log})
+	})
 	g.Go(func() error { return s.reopenLog(ctx) })
 	go s.retryLog(ctx) // not waited for: a write to a disk that hangs does not end
 	g.Go(func() error { return s.watchReady(ctx, started) })

@@ -37,13 +37,26 @@ type crl struct {
 	number     *big.Int
 	thisUpdate time.Time
 	nextUpdate time.Time
-	revoked    map[string]revocation // by the bytes of the serial
+	revoked    []revocation // in the order of their serials
 }
 
+// revocation is one entry; there can be many, so it is small. Certificates have no serials of more than 20 bytes.
 type revocation struct {
-	time   int64 // Unix
+	serial [20]byte
 	reason uint8
+	time   int64 // Unix
 }
+
+// serialOf returns a serial with a fixed length; ok is false for one that no certificate may have.
+func serialOf(n *big.Int) (serial [20]byte, ok bool) {
+	if n.Sign() < 0 || n.BitLen() > 8*len(serial) {
+		return serial, false
+	}
+	n.FillBytes(serial[:])
+	return serial, true
+}
+
+func (r revocation) compare(serial [20]byte) int { return bytes.Compare(r.serial[:], serial[:]) }
 
 var (
 	oidAuthorityKeyID = asn1.ObjectIdentifier{2, 5, 29, 35}
@@ -173,11 +186,14 @@ func checkSigner(l *x509.RevocationList, b *Bundle, known []*x509.Certificate, n
 func compact(l *x509.RevocationList) crl {
 	out := crl{
 		der: bytes.Clone(l.Raw), name: bytes.Clone(l.RawIssuer), keyID: bytes.Clone(l.AuthorityKeyId), number: l.Number,
-		thisUpdate: l.ThisUpdate, nextUpdate: l.NextUpdate, revoked: make(map[string]revocation, len(l.RevokedCertificateEntries)),
+		thisUpdate: l.ThisUpdate, nextUpdate: l.NextUpdate, revoked: make([]revocation, 0, len(l.RevokedCertificateEntries)),
 	}
 	for _, e := range l.RevokedCertificateEntries {
-		out.revoked[string(e.SerialNumber.Bytes())] = revocation{e.RevocationTime.Unix(), uint8(e.ReasonCode)}
+		if serial, ok := serialOf(e.SerialNumber); ok {
+			out.revoked = append(out.revoked, revocation{serial, uint8(e.ReasonCode), e.RevocationTime.Unix()})
+		}
 	}
+	slices.SortFunc(out.revoked, func(a, b revocation) int { return a.compare(b.serial) })
 	return out
 }
 
@@ -207,10 +223,15 @@ func (c *CRLs) Check(cert *x509.Certificate) error {
 	if l == nil {
 		return nil
 	}
-	r, ok := l.revoked[string(cert.SerialNumber.Bytes())]
+	serial, ok := serialOf(cert.SerialNumber)
 	if !ok {
 		return nil
 	}
+	i, found := slices.BinarySearchFunc(l.revoked, serial, revocation.compare)
+	if !found {
+		return nil
+	}
+	r := l.revoked[i]
 	return fmt.Errorf("certificate with serial %x was revoked at %s (%s), says CRL %s of its issuer", cert.SerialNumber,
 		time.Unix(r.time, 0).UTC().Format(time.RFC3339), reasonName(r.reason), l.number)
 }

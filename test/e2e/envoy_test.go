@@ -25,6 +25,15 @@ type EnvoyConfig struct {
 	SDSSocket string
 	Files     *certFiles
 
+	// Validation is a line of YAML with more fields for the validation context of Files.
+	Validation string
+
+	// RootFile, with Files, is a file with the validation context as an SDS resource ROOTCA, which Envoy watches.
+	RootFile string
+
+	// Tickets is a line of YAML for the server's TLS context, in place of the one that turns session tickets off.
+	Tickets string
+
 	CertName string // SDS name of the certificate; empty: "default"
 	RootName string // SDS name of the validation context; empty: "ROOTCA"
 
@@ -247,9 +256,14 @@ const bootstrapParts = `
               validation_context_sds_secret_config: {name: {{printf "%q" .RootName}}, sds_config: {{template "sds"}}}
 {{- else}}
             tls_certificates: [{certificate_chain: {filename: {{printf "%q" .Files.Cert}}}, private_key: {filename: {{printf "%q" .Files.Key}}}}]
+{{- if .RootFile}}
+            validation_context_sds_secret_config: {name: ROOTCA, sds_config: {path_config_source: {path: {{printf "%q" .RootFile}}}, resource_api_version: V3}}
+{{- else}}
             validation_context:
               trusted_ca: {filename: {{printf "%q" .Files.Root}}}
+              {{.Validation}}
               {{template "peer" .}}
+{{- end}}
 {{- end}}
 {{- end}}
 {{define "agent"}}{{if .SDSSocket}}
@@ -284,7 +298,7 @@ static_resources:
         typed_config:
           "@type": type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.DownstreamTlsContext
           require_client_certificate: true
-          disable_stateless_session_resumption: true
+          {{with .Tickets}}{{.}}{{else}}disable_stateless_session_resumption: true{{end}}
           {{- template "tls" .}}
       filters:
       - name: envoy.filters.network.http_connection_manager

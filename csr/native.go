@@ -37,24 +37,21 @@ func (s *Service) nativeService() *grpc.ServiceDesc {
 // retrySync is when an agent that there was no room for should come again.
 const retrySync = 30 * time.Second
 
-// sync serves one agent's stream. Nothing of a stranger's is read.
+// sync serves one agent's stream, also one whose identity is revoked. Nothing of a stranger's is read.
 func (s *Service) sync(g grpc.ServerStream) error {
 	start := time.Now()
-	c, d := s.known(g.Context())
+	c, d := s.authenticate(g.Context())
 	if d == nil {
 		place := c.place() + " " + c.PodUID
 		if c.PodUID == "" {
 			host, _, _ := net.SplitHostPort(c.remote)
 			place += host
 		}
-		switch err := s.agents.Serve(agents.Caller{ID: c.ID.String(), Remote: c.remote, Place: place}, g); {
-		case errors.Is(err, agents.ErrBusy):
-			d = busy(retrySync, "%v", err)
-		case errors.Is(err, agents.ErrRevoked):
-			d = revoked(c.ID)
-		default:
+		err := s.agents.Serve(agents.Caller{ID: c.ID.String(), Remote: c.remote, Place: place}, g)
+		if !errors.Is(err, agents.ErrBusy) {
 			return err
 		}
+		d = busy(retrySync, "%v", err)
 	}
 	return s.refuse(c, d, start)
 }

@@ -28,7 +28,6 @@ const (
 
 // Config is what a Hub is made of.
 type Config struct {
-	Revoked func(id string) bool // whether an identity is revoked; nil = none is
 	Metrics prometheus.Registerer
 }
 

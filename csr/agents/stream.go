@@ -23,14 +23,8 @@ type Caller struct {
 	Place  string // what bounds how many streams it may have: its node, pod or address
 }
 
-// lookEvery is how often an idle stream asks whether its caller is still welcome.
-const lookEvery = 10 * time.Second
-
 // ErrBusy: there are too many streams.
 var ErrBusy = errors.New("too many Sync streams")
-
-// ErrRevoked: the caller's identity is revoked.
-var ErrRevoked = errors.New("the caller's identity is revoked")
 
 // Serve serves one stream until it ends.
 func (h *Hub) Serve(c Caller, g grpc.ServerStream) error {
@@ -43,10 +37,7 @@ func (h *Hub) Serve(c Caller, g grpc.ServerStream) error {
 	defer cancel(nil)
 	go func() { cancel(h.receive(s, g)) }() // ends with the stream, at the latest once this function has returned
 	for {
-		u, changed, err := h.next(s)
-		if err != nil {
-			return err
-		}
+		u, changed := h.next(s)
 		if u != nil {
 			if err := g.SendMsg(u.message); err != nil {
 				return err
@@ -60,7 +51,6 @@ func (h *Hub) Serve(c Caller, g grpc.ServerStream) error {
 			}
 			return nil
 		case <-changed:
-		case <-time.After(lookEvery): // the identity may have been revoked, which alone is no update
 		}
 	}
 }
@@ -87,17 +77,14 @@ func (h *Hub) leave(s *stream) {
 }
 
 // next returns the newest update if the stream has not been sent it, and else what is closed when there is a newer one.
-func (h *Hub) next(s *stream) (*update, <-chan struct{}, error) {
-	if h.config.Revoked != nil && h.config.Revoked(s.id) {
-		return nil, nil, ErrRevoked
-	}
+func (h *Hub) next(s *stream) (*update, <-chan struct{}) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.current == nil || s.sent == h.current.message.Version {
-		return nil, h.changed, nil
+		return nil, h.changed
 	}
 	s.sent = h.current.message.Version
-	return h.current, nil, nil
+	return h.current, nil
 }
 
 // receive takes what the agent says until the stream ends.

@@ -54,7 +54,7 @@ const announceTime = 10 * time.Second
 // Open makes a desk. What the document says is refused from here on.
 func Open(c Config) *Desk {
 	d := &Desk{config: c}
-	d.hub = agents.New(agents.Config{Revoked: func(id string) bool { return d.Revoked().Identity(id) }, Metrics: c.Metrics})
+	d.hub = agents.New(agents.Config{Metrics: c.Metrics})
 	d.manager = revocation.New(revocation.Config{
 		Domain: c.Domain, Authority: c.Authority, Issuance: c.Issuance, Logger: c.Logger, Metrics: c.Metrics, Publish: d.publish,
 	})

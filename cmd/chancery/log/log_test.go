@@ -1,6 +1,7 @@
 package log
 
 import (
+	"reflect"
 	"testing"
 	"time"
 
@@ -41,7 +42,7 @@ func TestQueries(t *testing.T) {
 		{[]string{"web"}, "", verify.Query{}, false},
 	} {
 		got, err := parseQuery(tc.args, tc.since, now)
-		if (err == nil) != tc.ok || tc.ok && got != tc.want {
+		if (err == nil) != tc.ok || tc.ok && !reflect.DeepEqual(got, tc.want) {
 			t.Errorf("%q --since %q: %+v, %v", tc.args, tc.since, got, err)
 		}
 	}

@@ -283,6 +283,22 @@ func (c *CRLs) Follows(last *CRLs) error {
 // Equal reports whether both sets hold the same CRLs.
 func (c *CRLs) Equal(o *CRLs) bool { return c.Sum() == o.Sum() }
 
+// Are reports whether the set holds just these CRLs, in whatever order.
+func (c *CRLs) Are(ders [][]byte) bool {
+	if c == nil || len(ders) != len(c.lists) {
+		return len(ders) == 0 && c == nil
+	}
+	left := c.DER()
+	for _, der := range ders {
+		i := slices.IndexFunc(left, func(have []byte) bool { return bytes.Equal(have, der) })
+		if i < 0 {
+			return false
+		}
+		left = slices.Delete(left, i, i+1)
+	}
+	return true
+}
+
 // Sum returns a hash of the set, zero for an empty one.
 func (c *CRLs) Sum() [sha256.Size]byte {
 	if c == nil {

@@ -274,6 +274,18 @@ func TestCRLNumbersDoNotGoBack(t *testing.T) {
 	if !five.Equal(five) || five.Equal(again) || five.Equal(nil) || !(*CRLs)(nil).Equal(nil) {
 		t.Error("Equal is wrong")
 	}
+	for _, tc := range []struct {
+		crls *CRLs
+		ders [][]byte
+		want bool
+	}{
+		{five, five.DER(), true}, {five, again.DER(), false}, {five, nil, false}, {nil, nil, true}, {nil, five.DER(), false},
+		{five, append(five.DER(), five.DER()...), false},
+	} {
+		if got := tc.crls.Are(tc.ders); got != tc.want {
+			t.Errorf("Are(%d CRLs) = %v, want %v", len(tc.ders), got, tc.want)
+		}
+	}
 	block, rest := pem.Decode(five.PEM())
 	if block == nil || block.Type != "X509 CRL" || !bytes.Equal(block.Bytes, five.DER()[0]) || len(rest) != 0 {
 		t.Errorf("PEM is %s", five.PEM())

@@ -31,8 +31,10 @@ type EnvoyConfig struct {
 	// RootFile, with Files, is a file with the validation context as an SDS resource ROOTCA, which Envoy watches.
 	RootFile string
 
-	// Tickets is a line of YAML for the server's TLS context, in place of the one that turns session tickets off.
-	Tickets string
+	// Resume lets sessions be resumed, as is Envoy's default; else each handshake shows both certificates. TicketKey is the
+	// text of a server's key for session tickets, 80 bytes; empty: keys of Envoy's own.
+	Resume    bool
+	TicketKey string
 
 	CertName string // SDS name of the certificate; empty: "default"
 	RootName string // SDS name of the validation context; empty: "ROOTCA"
@@ -298,7 +300,7 @@ static_resources:
         typed_config:
           "@type": type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.DownstreamTlsContext
           require_client_certificate: true
-          {{with .Tickets}}{{.}}{{else}}disable_stateless_session_resumption: true{{end}}
+          {{with .TicketKey}}session_ticket_keys: {keys: [{inline_string: {{printf "%q" .}}}]}{{else}}disable_stateless_session_resumption: {{not .Resume}}{{end}}
           {{- template "tls" .}}
       filters:
       - name: envoy.filters.network.http_connection_manager
@@ -330,7 +332,7 @@ var clientBootstrap = bootstrap("client", `{{define "cluster"}}
         name: envoy.transport_sockets.tls
         typed_config:
           "@type": type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.UpstreamTlsContext
-          max_session_keys: 0 # no resumption: each handshake shows both certificates
+          max_session_keys: {{if .Resume}}1{{else}}0{{end}}
           {{- template "tls" .}}
 {{end}}{{template "admin"}}
 static_resources:

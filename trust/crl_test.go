@@ -294,3 +294,29 @@ func TestCRLNumbersDoNotGoBack(t *testing.T) {
 		t.Error("no CRLs are not nothing")
 	}
 }
+
+// Whatever comes from the network makes an error or a set that holds what it was given.
+func FuzzNewCRLs(f *testing.F) {
+	ca := newCRLCA(f, "issuer", signsBoth)
+	b := ca.root.bundle(f, "td")
+	leaf, _ := ca.issuer.leaf(f, "spiffe://td/ns/a/sa/b", nil)
+	good := ca.issuer.crl(f, revoking(2))
+	f.Add(good)
+	f.Add(ca.issuer.crl(f, nil))
+	f.Add(ca.issuer.cert.Raw)
+	f.Add([]byte{0x30, 0x80})
+	f.Fuzz(func(t *testing.T, der []byte) {
+		list, err := x509.ParseRevocationList(der)
+		if err == nil { // the form is judged before the signature, so that the fuzzer gets past it
+			_ = checkForm(list)
+			c := compact(list)
+			set := &CRLs{lists: []crl{c}}
+			_, _ = set.Check(leaf), set.Covers(leaf, time.Now())
+			_, _ = set.Ends(), set.PEM()
+		}
+		crls, err := NewCRLs(b, [][]byte{der}, []*x509.Certificate{ca.issuer.cert}, time.Now())
+		if err == nil && !crls.Are([][]byte{der}) {
+			t.Errorf("%x became %x", der, crls.DER())
+		}
+	})
+}

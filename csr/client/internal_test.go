@@ -89,3 +89,23 @@ func TestD21OvertakenCheckpointIsNoAlarm(t *testing.T) {
 		t.Errorf("a call that began after 12 was seen: %s", &log)
 	}
 }
+
+// Whatever a server calls a checkpoint makes an error or one that does not contradict itself.
+func FuzzParseCheckpoint(f *testing.F) {
+	root := base64.StdEncoding.EncodeToString(make([]byte, 32))
+	for _, text := range []string{
+		"log.test/one\n4\n" + root + "\n\n\u2014 log.test/one p03RzT8DFeUz\n", "log.test/one\n0\n" + root + "\nmore\n\n\u2014 other AAAAAAAA\n\u2014 log.test/one AAAAAAAA\n",
+		"", "\n\n", "a\n-1\nb\n\n\u2014 a AAAAAAAA\n",
+	} {
+		f.Add(text)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		c, err := parseCheckpoint(text)
+		if err != nil {
+			return
+		}
+		if kind, why := c.contradicts(c, true); kind != "" || c.text != text || c.size < 0 || c.origin == "" {
+			t.Errorf("%q is read as %+v: %s %s", text, c, kind, why)
+		}
+	})
+}

@@ -108,7 +108,7 @@ func (m *Manager) look(doc *authority.Document) {
 
 // storeSet makes a new Set. Caller holds mu.
 func (m *Manager) storeSet(resolved bool) {
-	s := &Set{identities: map[string]bool{}, serials: map[string]bool{}, complete: resolved || !m.predicates.needLog()}
+	s := NewSet(nil, nil, resolved || !m.predicates.needLog())
 	for _, r := range m.predicates.all {
 		if r.SPIFFEID != "" && r.Restored == nil {
 			s.identities[r.SPIFFEID] = true

@@ -12,6 +12,18 @@ type Set struct {
 	complete   bool            // false until the issuance log was read after a start
 }
 
+// NewSet returns a set of identities and serials (hex). It is complete if no other serial can turn out to be revoked.
+func NewSet(identities, serials []string, complete bool) *Set {
+	s := &Set{identities: map[string]bool{}, serials: map[string]bool{}, complete: complete}
+	for _, id := range identities {
+		s.identities[id] = true
+	}
+	for _, x := range serials {
+		s.serials[x] = true
+	}
+	return s
+}
+
 // Identity reports whether an identity gets no certificates.
 func (s *Set) Identity(id string) bool { return s != nil && s.identities[id] }
 

@@ -29,72 +29,31 @@ func TestD22RevokeAgainstLiveEnvoys(t *testing.T) {
 	m.server.Start(t)
 	m.server.WaitReady(t)
 
-	api := m.member(ns, "api", "node-a")
-	inbound := StartServerEnvoy(t, EnvoyConfig{Name: "inbound", SDSSocket: api.agent.Socket, Resume: true, Upstream: StartEcho(t)})
-	inbound.WaitReady(t, 20*time.Second)
-	old, bad := m.client(ns, "old", api, inbound), m.client(ns, "bad", api, inbound)
-	first := old.issuer()
-
+	m.api = m.member(ns, "api", "node-a")
+	m.inbound = StartServerEnvoy(t, EnvoyConfig{Name: "inbound", SDSSocket: m.api.agent.Socket, Resume: true, Upstream: StartEcho(t)})
+	m.inbound.WaitReady(t, 20*time.Second)
+	m.old, m.bad = m.client(ns, "old"), m.client(ns, "bad")
 	m.importIssuer("second")
-	young := m.client(ns, "young", api, inbound)
-	if young.issuer() == first || old.issuer() != first {
-		t.Fatalf("the old client is under %s, the young one under %s; want two issuers, %s first", old.issuer(), young.issuer(), first)
+	m.young = m.client(ns, "young")
+	if m.young.issuer() == m.old.issuer() {
+		t.Fatalf("both clients are under issuer %s; want the young one under the second", m.old.issuer())
 	}
-	loads := []*Load{StartLoad(t, LoadConfig{Addr: old.envoy.Listen, Rate: 50}), StartLoad(t, LoadConfig{Addr: young.envoy.Listen, Rate: 50})}
-	kept := bad.keep() // a connection that stands from before
-	for range 3 {
-		if _, err := Request(bad.envoy.Listen, true); err != nil {
-			t.Fatalf("before the revocation: %v", err)
-		}
-	}
+	m.loads = []*Load{StartLoad(t, LoadConfig{Addr: m.old.envoy.Listen, Rate: 50}), StartLoad(t, LoadConfig{Addr: m.young.envoy.Listen, Rate: 50})}
 
-	// By identity: refused at the next handshake, and no new certificate.
-	dry := m.revoke(bad.id, "--dry-run")
-	if !strings.Contains(dry, bad.serial()) {
-		t.Errorf("a dry run does not name serial %s: %s", bad.serial(), dry)
-	}
-	if _, err := Request(bad.envoy.Listen, true); err != nil {
-		t.Errorf("a dry run revoked: %v", err)
-	}
-	said := m.revoke(bad.id)
-	t.Log(said)
-	bad.waitRefused(inbound)
-	if err := kept(); err != nil {
-		t.Errorf("a connection that stands should go on until its next handshake: %v", err)
-	}
-	_, err := Ask{Token: bad.token}.Certificate(t.Context(), m.server.Dial(t))
-	if status.Code(err) != codes.PermissionDenied {
-		t.Errorf("a revoked identity asks for a certificate: %v; want PermissionDenied", err)
-	}
-	for i, l := range loads {
-		noneLost(t, l, fmt.Sprintf("of client %d over a revocation", i))
-	}
-
-	// Without the server the last CRLs stay in use, by proxies that start only now, too.
-	m.server.Kill()
-	late := StartServerEnvoy(t, EnvoyConfig{Name: "late", SDSSocket: api.agent.Socket, Upstream: StartEcho(t)})
-	late.WaitReady(t, 20*time.Second)
-	for _, c := range []*revokeClient{old, young} {
-		if _, err := Request(c.towards(late).Listen, true); err != nil {
-			t.Errorf("%s, with the server down: %v", c.id, err)
-		}
-	}
-	if _, err := Request(bad.towards(late).Listen, true); err == nil {
-		t.Error("with the server down, a proxy that has just started lets the revoked client in")
-	}
-	m.server.Start(t)
-	m.server.WaitReady(t)
+	m.revokesAnIdentity()
+	m.saysWhoDoesNotEnforce()
+	m.goesOnWithoutTheServer()
 
 	// Restored, it gets another certificate; the revoked one stays so.
-	revoked := bad.serial()
-	MustRun(t, "restore", bad.id, "-c", m.server.Config)
-	bad.waitServed(revoked)
-
+	revoked := m.bad.serial()
+	MustRun(t, "restore", m.bad.id, "-c", m.server.Config)
+	m.bad.waitServed(revoked)
 	// By serial: the identity is not touched, so that its agent gets another certificate by itself.
-	revoked = bad.serial()
+	revoked = m.bad.serial()
 	m.revoke(revoked, "--reason", "keyCompromise")
-	bad.waitServed(revoked)
-	for i, l := range loads {
+	m.bad.waitServed(revoked)
+
+	for i, l := range m.loads {
 		report := l.Stop()
 		t.Log(report)
 		noneLost(t, l, fmt.Sprintf("of client %d", i))
@@ -102,50 +61,131 @@ func TestD22RevokeAgainstLiveEnvoys(t *testing.T) {
 			t.Errorf("client %d was seen under %d certificates, want its first only", i, len(report.ClientSerials))
 		}
 	}
+	m.agentsAgree()
+	m.revokesAServer()
+}
 
-	// What agents keep of the issuance log holds against the log itself (D21), and nothing on the way was refused or withheld.
-	checkpoints := filepath.Join(t.TempDir(), "checkpoint")
-	writeFile(t, checkpoints, old.agent.page(t, "/checkpoints"), 0o600)
-	MustRun(t, "log", "verify", filepath.Join(m.server.Dir, "log"), "--checkpoint", checkpoints)
-	for _, c := range []*revokeMember{api, old.revokeMember, bad.revokeMember, young.revokeMember} {
-		metrics := c.agent.page(t, "/metrics")
-		for _, want := range []string{
-			"chancery_agent_sync_connected 1", "chancery_agent_crls_withheld 0", "chancery_agent_crl_expiry_seconds{certificate=\"" + first + "\"} ",
-			"chancery_agent_crl_expiry_seconds{certificate=\"" + young.issuer() + "\"} ",
-		} {
-			if !strings.Contains(metrics, want) {
-				t.Errorf("the metrics of %s lack %s", c.id, want)
-			}
+// revokesAnIdentity: refused at the next handshake, and no new certificate.
+func (m *revokeMesh) revokesAnIdentity() {
+	m.t.Helper()
+	kept := m.bad.keep() // a connection that stands from before
+	for range 3 {
+		if _, err := Request(m.bad.envoy.Listen, true); err != nil {
+			m.t.Fatalf("before the revocation: %v", err)
 		}
-		for _, bad := range []string{`updates_total{result="refused"}`, "chancery_agent_log_inconsistencies_total{"} {
-			if strings.Contains(metrics, bad) {
-				t.Errorf("the metrics of %s have %s", c.id, bad)
+	}
+	if dry := m.revoke(m.bad.id, "--dry-run"); !strings.Contains(dry, m.bad.serial()) {
+		m.t.Errorf("a dry run does not name serial %s: %s", m.bad.serial(), dry)
+	}
+	if _, err := Request(m.bad.envoy.Listen, true); err != nil {
+		m.t.Errorf("a dry run revoked: %v", err)
+	}
+	m.t.Log(m.revoke(m.bad.id))
+	m.bad.waitRefused()
+	if err := kept(); err != nil {
+		m.t.Errorf("a connection that stands should go on until its next handshake: %v", err)
+	}
+	_, err := Ask{Token: m.bad.token}.Certificate(m.t.Context(), m.server.Dial(m.t))
+	if status.Code(err) != codes.PermissionDenied {
+		m.t.Errorf("a revoked identity asks for a certificate: %v; want PermissionDenied", err)
+	}
+	for i, l := range m.loads {
+		noneLost(m.t, l, fmt.Sprintf("of client %d over a revocation", i))
+	}
+}
+
+// saysWhoDoesNotEnforce: Envoy's SPIFFE validator takes no notice of CRLs, which is said (D23).
+func (m *revokeMesh) saysWhoDoesNotEnforce() {
+	m.t.Helper()
+	lenient := StartServerEnvoy(m.t, EnvoyConfig{Name: "lenient", SDSSocket: m.api.agent.Socket, RootName: "ALL", Upstream: StartEcho(m.t)})
+	lenient.WaitReady(m.t, 20*time.Second)
+	if _, err := Request(m.bad.towards(lenient).Listen, true); err != nil {
+		m.t.Errorf("an Envoy with the context ALL refuses a revoked client, against the docs: %v", err)
+	}
+	Eventually(m.t, 30*time.Second, "`chancery revoke list` names the proxy that enforces nothing", func() error {
+		if list := MustRun(m.t, "revoke", "list", "-c", m.server.Config); !strings.Contains(list, "1 subscriptions of ALL") || !strings.Contains(list, m.api.id) {
+			return errors.New(list)
+		}
+		return nil
+	})
+}
+
+// goesOnWithoutTheServer: the last CRLs stay in use, by proxies that start only now, too.
+func (m *revokeMesh) goesOnWithoutTheServer() {
+	m.t.Helper()
+	m.server.Kill()
+	late := StartServerEnvoy(m.t, EnvoyConfig{Name: "late", SDSSocket: m.api.agent.Socket, Upstream: StartEcho(m.t)})
+	late.WaitReady(m.t, 20*time.Second)
+	for _, c := range []*revokeClient{m.old, m.young} {
+		if _, err := Request(c.towards(late).Listen, true); err != nil {
+			m.t.Errorf("%s, with the server down: %v", c.id, err)
+		}
+	}
+	if _, err := Request(m.bad.towards(late).Listen, true); err == nil {
+		m.t.Error("with the server down, a proxy that has just started lets the revoked client in")
+	}
+	m.server.Start(m.t)
+	m.server.WaitReady(m.t)
+}
+
+// agentsAgree: what agents keep of the issuance log holds against the log itself (D21), and on the way nothing was refused
+// or withheld.
+func (m *revokeMesh) agentsAgree() {
+	m.t.Helper()
+	checkpoints := filepath.Join(m.t.TempDir(), "checkpoint")
+	writeFile(m.t, checkpoints, m.old.agent.page(m.t, "/checkpoints"), 0o600)
+	MustRun(m.t, "log", "verify", filepath.Join(m.server.Dir, "log"), "--checkpoint", checkpoints)
+	for _, c := range []*revokeMember{m.api, m.old.revokeMember, m.bad.revokeMember, m.young.revokeMember} {
+		c.agent.WaitFor(m.t, 2*time.Minute, "is in touch with the server, with CRLs of both issuers", func() error {
+			metrics := c.agent.page(m.t, "/metrics")
+			for _, want := range []string{
+				"chancery_agent_sync_connected 1", "chancery_agent_crls_withheld 0",
+				fmt.Sprintf("chancery_agent_crl_expiry_seconds{certificate=%q} ", m.old.issuer()),
+				fmt.Sprintf("chancery_agent_crl_expiry_seconds{certificate=%q} ", m.young.issuer()),
+			} {
+				if !strings.Contains(metrics, want) {
+					return fmt.Errorf("its metrics lack %s", want)
+				}
+			}
+			return nil
+		})
+		for _, wrong := range []string{`updates_total{result="refused"}`, "chancery_agent_log_inconsistencies_total{"} {
+			if strings.Contains(c.agent.page(m.t, "/metrics"), wrong) {
+				m.t.Errorf("the metrics of %s have %s", c.id, wrong)
 			}
 		}
 		if log := c.agent.Log(); strings.Contains(log, "CRLs are not served") {
-			t.Errorf("CRLs were withheld on the way: %s", log)
+			m.t.Errorf("CRLs were withheld on the way: %s", log)
 		}
 	}
+}
 
-	// The other way round: clients refuse a server that is revoked.
-	m.revoke(api.id)
-	Eventually(t, 20*time.Second, "the old client refuses the revoked server", func() error {
-		if _, err := Request(old.envoy.Listen, true); err == nil {
+// revokesAServer: clients refuse a server that is revoked.
+func (m *revokeMesh) revokesAServer() {
+	m.t.Helper()
+	m.revoke(m.api.id)
+	Eventually(m.t, 20*time.Second, "the old client refuses the revoked server", func() error {
+		if _, err := Request(m.old.envoy.Listen, true); err == nil {
 			return errors.New("it still takes it")
 		}
-		if n := old.envoy.Stats(t, "ssl.fail_verify_error")["cluster.fresh.ssl.fail_verify_error"]; n == 0 {
+		if n := m.old.envoy.Stats(m.t, "ssl.fail_verify_error")["cluster.fresh.ssl.fail_verify_error"]; n == 0 {
 			return errors.New("it counts no certificate that does not verify")
 		}
 		return nil
 	})
 }
 
-// revokeMesh is a server whose root's key only the test has.
+// revokeMesh is a server whose root's key only the test has, and its agents and Envoys.
 type revokeMesh struct {
 	t      *testing.T
 	k      *Kube
 	root   *testCA
 	server *Server
+
+	api             *revokeMember
+	inbound         *Envoy        // of api
+	old, young, bad *revokeClient // of inbound; old and bad under the first issuer
+	loads           []*Load       // by old and young
 }
 
 func (m *revokeMesh) offlineServer() *Server {
@@ -213,24 +253,23 @@ func (m *revokeMember) serial() string { return serialOf(m.leaf()) }
 
 func (m *revokeMember) issuer() string { return fmt.Sprintf("%x", m.leaf().AuthorityKeyId) }
 
-// revokeClient is a member whose Envoy calls a server's.
+// revokeClient is a member whose Envoy calls api's.
 type revokeClient struct {
 	*revokeMember
-	server *revokeMember
-	envoy  *Envoy
+	envoy *Envoy
 }
 
-func (m *revokeMesh) client(ns, account string, server *revokeMember, inbound *Envoy) *revokeClient {
+func (m *revokeMesh) client(ns, account string) *revokeClient {
 	m.t.Helper()
-	c := &revokeClient{revokeMember: m.member(ns, account, "node-b"), server: server}
-	c.envoy = c.towards(inbound)
+	c := &revokeClient{revokeMember: m.member(ns, account, "node-b")}
+	c.envoy = c.towards(m.inbound)
 	return c
 }
 
-// towards starts an Envoy of the client that calls the server's.
+// towards starts an Envoy of the client that calls another of api's.
 func (c *revokeClient) towards(inbound *Envoy) *Envoy {
 	c.t.Helper()
-	e := StartClientEnvoy(c.t, EnvoyConfig{Name: c.name + "-to-" + inbound.Name, SDSSocket: c.agent.Socket, PeerURI: c.server.id, Resume: true, Upstream: inbound.Listen})
+	e := StartClientEnvoy(c.t, EnvoyConfig{Name: c.name + "-to-" + inbound.Name, SDSSocket: c.agent.Socket, PeerURI: c.api.id, Resume: true, Upstream: inbound.Listen})
 	e.WaitReady(c.t, 20*time.Second)
 	return e
 }
@@ -255,7 +294,7 @@ func (c *revokeClient) keep() func() error {
 }
 
 // waitRefused waits until new connections of the client fail in the server's handshake, and looks that they go on to.
-func (c *revokeClient) waitRefused(inbound *Envoy) {
+func (c *revokeClient) waitRefused() {
 	c.t.Helper()
 	const stat = "listener.127.0.0.1_0.ssl.fail_verify_error"
 	began := time.Now()
@@ -266,13 +305,13 @@ func (c *revokeClient) waitRefused(inbound *Envoy) {
 		return nil
 	})
 	c.t.Logf("refused %v after `chancery revoke` had returned", time.Since(began).Round(time.Millisecond))
-	before := inbound.Stats(c.t, stat)[stat]
+	before := c.inbound.Stats(c.t, stat)[stat]
 	for range 5 {
 		if p, err := Request(c.envoy.Listen, true); err == nil || !strings.Contains(err.Error(), "503") {
 			c.t.Errorf("the revoked client: %+v, %v; want 503", p, err)
 		}
 	}
-	if after := inbound.Stats(c.t, stat)[stat]; after < before+5 {
+	if after := c.inbound.Stats(c.t, stat)[stat]; after < before+5 {
 		c.t.Errorf("the server's Envoy counts %d certificates that do not verify, %d of them before; want 5 more", after, before)
 	}
 }

@@ -56,8 +56,8 @@ func (l *CRL) Run() error {
 			return fail("crl_serial", "RFC 5280 4.1.2.2", "entry %d: serial %s should be above 0 and have at most 20 octets", n, serial)
 		case seen[serial]:
 			return fail("crl_serial", "RFC 5280 5.1.2.6", "entry %d: serial %s is listed twice", n, serial)
-		case e.RevocationTime.After(c.ThisUpdate):
-			return fail("crl_entry", "RFC 5280 5.3", "entry %d: revoked at %s, after thisUpdate", n, stamp(e.RevocationTime))
+		case e.RevocationTime.After(l.Now): // thisUpdate itself may be backdated
+			return fail("crl_entry", "RFC 5280 5.3", "entry %d: revoked at %s, in the future", n, stamp(e.RevocationTime))
 		case e.ReasonCode < 0 || e.ReasonCode > 10 || e.ReasonCode == 7 || e.ReasonCode == 8:
 			return fail("crl_entry", "RFC 5280 5.3.1", "entry %d: reason %d is none of a full CRL", n, e.ReasonCode)
 		}

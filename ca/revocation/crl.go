@@ -144,11 +144,11 @@ func (m *Manager) sign(ctx context.Context, s authority.CRLSigner, number *big.I
 			return signed{}, fmt.Errorf("serial %q: %w", c.Serial, err)
 		}
 		why := &m.predicates.all[c.Revocation]
-		e := x509.RevocationListEntry{SerialNumber: new(big.Int).SetBytes(serial), RevocationTime: why.Time.Truncate(time.Second), ReasonCode: why.Reason}
-		if e.RevocationTime.After(r.ThisUpdate) {
-			e.RevocationTime = r.ThisUpdate
+		at := why.Time.Truncate(time.Second)
+		if at.After(now) { // by a clock that was ahead
+			at = now.Truncate(time.Second)
 		}
-		r.Revoked = append(r.Revoked, e)
+		r.Revoked = append(r.Revoked, x509.RevocationListEntry{SerialNumber: new(big.Int).SetBytes(serial), RevocationTime: at, ReasonCode: why.Reason})
 	}
 	draft, err := s.Issuer.DraftCRL(r)
 	if err != nil {

@@ -31,11 +31,12 @@ type predicates struct {
 	serials map[string]int
 	ids     map[string][]int
 	nodes   map[[2]string][]int
-	before  int // of those by time alone, the one with the latest: it means what the others mean; -1: none
+	names   map[string]bool // of the nodes
+	before  int             // of those by time alone, the one with the latest: it means what the others mean; -1: none
 }
 
 func arrange(td trust.Domain, all []authority.Revocation) *predicates {
-	p := &predicates{domain: td, all: all, serials: map[string]int{}, ids: map[string][]int{}, nodes: map[[2]string][]int{}, before: -1}
+	p := &predicates{domain: td, all: all, serials: map[string]int{}, ids: map[string][]int{}, nodes: map[[2]string][]int{}, names: map[string]bool{}, before: -1}
 	for i, r := range all {
 		switch {
 		case r.Serial != "":
@@ -44,7 +45,7 @@ func arrange(td trust.Domain, all []authority.Revocation) *predicates {
 			p.ids[r.SPIFFEID] = append(p.ids[r.SPIFFEID], i)
 		case r.Node != "":
 			at := [2]string{r.Cluster, r.Node}
-			p.nodes[at] = append(p.nodes[at], i)
+			p.nodes[at], p.names[r.Node] = append(p.nodes[at], i), true
 		case p.before < 0 || r.IssuedBefore.After(*all[p.before].IssuedBefore):
 			p.before = i
 		}
@@ -84,28 +85,40 @@ func (p *predicates) match(e *audit.Record) int {
 	return -1
 }
 
+// Marks of the fields that matter. Inside a JSON text their quotes would be escaped, so none is found there; of two fields
+// with one name the certificate's own comes before its requester's.
 var (
 	intentMark   = []byte(`"event":"intent"`)
 	notAfterMark = []byte(`"not_after":"`)
+	serialMark   = []byte(`"serial":"`)
+	idMark       = []byte(`"spiffe_id":"`)
+	nodeMark     = []byte(`"node":"`)
 )
 
-// livingIntent reports whether an entry is the intent of a certificate that has not ended, without decoding it. Inside a
-// JSON text the quotes of the marks would be escaped.
-func livingIntent(raw []byte, now time.Time) bool {
+// textAfter returns the text that follows a mark.
+func textAfter(raw, mark []byte) []byte {
+	_, rest, _ := bytes.Cut(raw, mark)
+	text, _, _ := bytes.Cut(rest, []byte{'"'})
+	return text
+}
+
+// mayMatch reports, without decoding it, whether an entry may be the intent of a certificate that has not ended and that a
+// predicate means.
+func (p *predicates) mayMatch(raw []byte, now time.Time) bool {
 	if !bytes.Contains(raw, intentMark) {
 		return false
 	}
-	at := bytes.Index(raw, notAfterMark)
-	if at < 0 {
-		return true // let the decoder say
+	if t, err := time.Parse(time.RFC3339Nano, string(textAfter(raw, notAfterMark))); err == nil && !t.After(now) {
+		return false
 	}
-	rest := raw[at+len(notAfterMark):]
-	end := bytes.IndexByte(rest, '"')
-	if end < 0 {
+	if p.before >= 0 {
 		return true
 	}
-	t, err := time.Parse(time.RFC3339Nano, string(rest[:end]))
-	return err != nil || t.After(now)
+	if _, ok := p.serials[string(textAfter(raw, serialMark))]; ok {
+		return true
+	}
+	node := textAfter(raw, nodeMark)
+	return p.ids[string(textAfter(raw, idMark))] != nil || p.names[string(node)] || bytes.IndexByte(node, '\\') >= 0
 }
 
 // errNoLog: the predicate cannot be resolved.
@@ -128,7 +141,7 @@ func (m *Manager) scan(ctx context.Context, p *predicates, from int64, each func
 			return 0, fmt.Errorf("finding revoked certificates: %w", err)
 		}
 	}
-	q := verify.Query{From: from, Keep: func(raw []byte) bool { return livingIntent(raw, now) }}
+	q := verify.Query{From: from, Keep: func(raw []byte) bool { return p.mayMatch(raw, now) }}
 	err = r.Search(ctx, q, func(f verify.Found) error {
 		e := f.Entry
 		i := p.match(&e.Record)

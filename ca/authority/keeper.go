@@ -344,8 +344,10 @@ func (a *Keeper) store(ctx context.Context, next *Document) error {
 	return nil
 }
 
-// storeQuietly is store for changes that only their maker needs to know of.
+// storeQuietly is store for changes that only their maker needs to know of. It ends though ctx may not wait: of a write that
+// was cut off nobody would know whether it happened.
 func (a *Keeper) storeQuietly(ctx context.Context, next *Document) error {
+	ctx = context.WithoutCancel(ctx)
 	data, err := next.Encode(a.config.Sealer)
 	if err != nil {
 		return err

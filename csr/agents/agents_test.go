@@ -7,6 +7,7 @@ import (
 	"net"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -31,10 +32,24 @@ func (s server) Sync(g grpc.BidiStreamingServer[chanceryv1.SyncRequest, chancery
 	return s.hub.Serve(Caller{ID: strings.Join(md.Get("id"), ""), Remote: "192.0.2.1:1", Place: "node"}, g)
 }
 
+var checkpoint atomic.Pointer[string] // of the log; nil for none
+
+func checkpoints() []string {
+	if c := checkpoint.Load(); c != nil {
+		return []string{*c}
+	}
+	return nil
+}
+
+func setCheckpoint(t *testing.T, s string) {
+	t.Cleanup(func() { checkpoint.Store(nil) })
+	checkpoint.Store(&s)
+}
+
 // start returns a hub and what connects an agent to it.
 func start(t *testing.T) (*Hub, func(id string) chanceryv1.Issuance_SyncClient) {
 	t.Helper()
-	h := New(Config{Metrics: prometheus.NewRegistry()})
+	h := New(Config{Metrics: prometheus.NewRegistry(), Checkpoints: checkpoints})
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -151,7 +166,9 @@ func TestAcknowledgements(t *testing.T) {
 	if n, have := h.Wait(t.Context()); n != 2 || have != 2 {
 		t.Errorf("%d of %d", have, n)
 	}
-	h.Checkpoints([]string{"c"}, time.Now().Add(time.Hour))
+	setCheckpoint(t, "c")
+	h.PushCheckpoints(time.Now())
+	setCheckpoint(t, "d")
 	if u := recv(t, a); len(u.GetCheckpoints()) != 1 || string(u.GetCrls()[0]) != "1" {
 		t.Errorf("got %v", u)
 	}
@@ -160,11 +177,11 @@ func TestAcknowledgements(t *testing.T) {
 	}
 	h.Publish(crl("2"))
 	if u := recv(t, a); len(u.GetCheckpoints()) != 1 {
-		t.Error("the checkpoint was lost with the next update")
+		t.Error("the next update has no checkpoint")
 	} else {
 		send(t, a, &chanceryv1.SyncRequest{Acknowledged: u.GetVersion()})
 	}
-	for recv(t, b); ; {
+	for {
 		if u := recv(t, b); string(u.GetCrls()[0]) == "2" {
 			break
 		}
@@ -182,33 +199,35 @@ func TestAcknowledgements(t *testing.T) {
 	until(t, "b is gone", func() bool { n, _ := h.Counts(); return n == 1 })
 }
 
-// TestCheckpointsAreCoalesced: alone they make an update every 10 s at most, and more seldom where updates are large.
-func TestCheckpointsAreCoalesced(t *testing.T) {
-	h := New(Config{})
+// TestD21CheckpointsAreCoalescedAndNeverOld: alone they make an update every 10 s at most, and more seldom where updates are
+// large; whatever is sent has those of the moment.
+func TestD21CheckpointsAreCoalescedAndNeverOld(t *testing.T) {
+	h, dial := start(t)
 	version := func() uint64 { return h.current.message.GetVersion() }
 	now := time.Now()
-	h.Checkpoints([]string{"0"}, now)
+	setCheckpoint(t, "0")
+	h.PushCheckpoints(now)
 	if h.current != nil {
 		t.Fatal("checkpoints alone were sent before there was anything else")
 	}
 	h.Publish(crl("1"))
-	if got := h.current.message.GetCheckpoints(); len(got) != 1 || got[0] != "0" {
-		t.Errorf("got %v", got)
-	}
 	first := version()
 	for i := range 100 { // a second each
-		h.Checkpoints([]string{fmt.Sprint(i)}, now.Add(time.Duration(i)*time.Second))
+		setCheckpoint(t, fmt.Sprint("a", i))
+		h.PushCheckpoints(now.Add(time.Duration(i) * time.Second))
 	}
 	if n := version() - first; n != 10 {
 		t.Errorf("%d updates in 100 s, want 10", n)
 	}
-	h.Publish(crl(strings.Repeat("x", 20*checkpointBytes)))
-	if got := h.current.message.GetCheckpoints(); got[0] != "99" {
-		t.Errorf("the last one waits still: %v", got)
+	setCheckpoint(t, "newest")
+	if got := recv(t, dial("new")).GetCheckpoints(); len(got) != 1 || got[0] != "newest" {
+		t.Errorf("a new agent got %v", got)
 	}
+	h.Publish(crl(strings.Repeat("x", 20*checkpointBytes)))
 	first = version()
 	for i := range 1000 {
-		h.Checkpoints([]string{fmt.Sprint("b", i)}, now.Add(time.Duration(1000+i)*time.Second))
+		setCheckpoint(t, fmt.Sprint("b", i))
+		h.PushCheckpoints(now.Add(time.Duration(1000+i) * time.Second))
 	}
 	if n := version() - first; n < 3 || n > 6 {
 		t.Errorf("%d large updates in 1000 s", n)

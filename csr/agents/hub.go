@@ -28,7 +28,10 @@ const (
 
 // Config is what a Hub is made of.
 type Config struct {
-	Metrics prometheus.Registerer
+	// Checkpoints returns the last checkpoint of each issuance log; nil for none. It is called for each message, since an
+	// agent that saw a later one elsewhere would take an earlier one for a log that went back.
+	Checkpoints func() []string
+	Metrics     prometheus.Registerer
 }
 
 // Hub sends updates to agents. Its methods are safe for concurrent use.
@@ -37,14 +40,14 @@ type Hub struct {
 	start  time.Time
 	gone   prometheus.Counter
 
-	mu       sync.Mutex // guards all below
-	current  *update    // nil before the first Publish
-	changed  chan struct{}
-	streams  map[*stream]struct{}
-	places   map[string]int
-	kept     int       // SVIDs in reports
-	pushed   time.Time // when checkpoints alone were pushed last
-	nextNote []string  // checkpoints that wait for their time
+	mu      sync.Mutex // guards all below
+	current *update    // nil before the first Publish
+	changed chan struct{}
+	streams map[*stream]struct{}
+	places  map[string]int
+	kept    int       // SVIDs in reports
+	pushed  time.Time // when the checkpoints below were pushed,
+	last    []string  // the last ones that all were woken for
 
 	issuedMu sync.Mutex           // guards issued; apart from mu, since each certificate takes it
 	issued   map[holder]time.Time // when the last certificate of a holder ends
@@ -71,6 +74,9 @@ type stream struct {
 
 // New returns a hub that has nothing to send yet.
 func New(c Config) *Hub {
+	if c.Checkpoints == nil {
+		c.Checkpoints = func() []string { return nil }
+	}
 	h := &Hub{
 		config: c, start: time.Now(), changed: make(chan struct{}), streams: map[*stream]struct{}{}, places: map[string]int{},
 		issued: map[holder]time.Time{},
@@ -81,18 +87,11 @@ func New(c Config) *Hub {
 	return h
 }
 
-// Publish makes a new state known. The message's version and checkpoints are filled in.
+// Publish makes a new state known. Version and checkpoints of the message are filled in.
 func (h *Hub) Publish(m *chanceryv1.SyncUpdate) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	m.Version = h.nextVersion()
-	if h.current != nil {
-		m.Checkpoints = h.current.message.Checkpoints
-	}
-	if h.nextNote != nil {
-		m.Checkpoints = h.nextNote
-	}
-	h.nextNote = nil
 	h.set(&update{m, m.Version})
 }
 
@@ -111,16 +110,15 @@ func (h *Hub) set(u *update) {
 	h.changed = make(chan struct{})
 }
 
-// Checkpoints makes the last checkpoints known. They ride along with the next update, or make one of their own, at most
-// every 10 s, and more seldom where updates are large.
-func (h *Hub) Checkpoints(all []string, now time.Time) {
+// PushCheckpoints has the checkpoints sent, if they are new. Alone they make an update every 10 s at most, and more seldom
+// where updates are large. It is called every second or so.
+func (h *Hub) PushCheckpoints(now time.Time) {
+	all := h.config.Checkpoints()
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.current == nil || slices.Equal(h.current.message.Checkpoints, all) {
-		h.nextNote = all
+	if h.current == nil || slices.Equal(h.last, all) {
 		return
 	}
-	h.nextNote = all
 	size := 0
 	for _, c := range h.current.message.Crls {
 		size += len(c)
@@ -128,11 +126,9 @@ func (h *Hub) Checkpoints(all []string, now time.Time) {
 	if now.Sub(h.pushed) < checkpointTime*time.Duration(1+size/checkpointBytes) {
 		return
 	}
-	h.pushed, h.nextNote = now, nil
+	h.pushed, h.last = now, all
 	old := h.current.message
-	h.set(&update{&chanceryv1.SyncUpdate{
-		Version: h.nextVersion(), Bundle: old.Bundle, Crls: old.Crls, Issuers: old.Issuers, Checkpoints: all,
-	}, h.current.content})
+	h.set(&update{&chanceryv1.SyncUpdate{Version: h.nextVersion(), Bundle: old.Bundle, Crls: old.Crls, Issuers: old.Issuers}, h.current.content})
 }
 
 // Counts returns how many agents are connected, and how many of them have acknowledged the last bundle and CRLs.

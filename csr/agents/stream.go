@@ -39,7 +39,10 @@ func (h *Hub) Serve(c Caller, g grpc.ServerStream) error {
 	for {
 		u, changed := h.next(s)
 		if u != nil {
-			if err := g.SendMsg(u.message); err != nil {
+			m := &chanceryv1.SyncUpdate{
+				Version: u.message.Version, Bundle: u.message.Bundle, Crls: u.message.Crls, Issuers: u.message.Issuers, Checkpoints: h.config.Checkpoints(),
+			}
+			if err := g.SendMsg(m); err != nil {
 				return err
 			}
 			continue

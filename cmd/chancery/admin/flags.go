@@ -15,6 +15,7 @@ import (
 
 	"github.com/chancery-project/chancery/api/chanceryv1"
 	"github.com/chancery-project/chancery/cmd/chancery/server"
+	"github.com/chancery-project/chancery/cmd/chancery/server/adminsocket"
 )
 
 // Flags name a running server.
@@ -47,7 +48,7 @@ func (f *Flags) Call(ctx context.Context, patience time.Duration, do func(contex
 		}
 		socket = s.AdminSocket()
 	}
-	err := server.WithAdmin(ctx, socket, patience, do)
+	err := adminsocket.With(ctx, socket, patience, do)
 	st, _ := status.FromError(errors.Unwrap(err))
 	switch st.Code() {
 	case codes.Unavailable:

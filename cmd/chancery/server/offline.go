@@ -22,6 +22,7 @@ import (
 	"github.com/chancery-project/chancery/ca/keys"
 	"github.com/chancery-project/chancery/ca/store"
 	"github.com/chancery-project/chancery/cmd/chancery/process"
+	"github.com/chancery-project/chancery/cmd/chancery/server/adminsocket"
 	"github.com/chancery-project/chancery/cmd/chancery/server/issuance"
 	"github.com/chancery-project/chancery/trust"
 )
@@ -58,7 +59,7 @@ func requestIssuer(ctx context.Context, s *Settings, fresh bool) (der []byte, er
 	if !errors.Is(err, store.ErrLocked) {
 		return der, err
 	}
-	err = WithAdmin(ctx, s.AdminSocket(), adminTimeout, func(ctx context.Context, c chanceryv1.AdminClient) error {
+	err = adminsocket.With(ctx, s.AdminSocket(), adminTimeout, func(ctx context.Context, c chanceryv1.AdminClient) error {
 		resp, err := c.RequestIssuer(ctx, &chanceryv1.RequestIssuerRequest{Fresh: fresh})
 		der = resp.GetRequest()
 		return err
@@ -104,7 +105,7 @@ func importIssuer(ctx context.Context, s *Settings, chain []*x509.Certificate) e
 	for _, c := range chain {
 		req.Certificates = append(req.Certificates, c.Raw)
 	}
-	return WithAdmin(ctx, s.AdminSocket(), adminTimeout, func(ctx context.Context, c chanceryv1.AdminClient) error {
+	return adminsocket.With(ctx, s.AdminSocket(), adminTimeout, func(ctx context.Context, c chanceryv1.AdminClient) error {
 		_, err := c.ImportIssuer(ctx, req)
 		return err
 	})
@@ -112,7 +113,7 @@ func importIssuer(ctx context.Context, s *Settings, chain []*x509.Certificate) e
 
 // RequestIssuer makes the next issuer's key and request. Who asked goes into the audit log.
 func (s adminService) RequestIssuer(ctx context.Context, r *chanceryv1.RequestIssuerRequest) (*chanceryv1.RequestIssuerResponse, error) {
-	actor, err := actorOf(ctx)
+	actor, err := adminsocket.ActorOf(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -125,7 +126,7 @@ func (s adminService) RequestIssuer(ctx context.Context, r *chanceryv1.RequestIs
 
 // ImportIssuer takes the answer to a request into use. Who asked goes into the audit log.
 func (s adminService) ImportIssuer(ctx context.Context, r *chanceryv1.ImportIssuerRequest) (*chanceryv1.ImportIssuerResponse, error) {
-	actor, err := actorOf(ctx)
+	actor, err := adminsocket.ActorOf(ctx)
 	if err != nil {
 		return nil, err
 	}

@@ -25,6 +25,7 @@ import (
 	"github.com/chancery-project/chancery/ca/keys"
 	"github.com/chancery-project/chancery/ca/store"
 	"github.com/chancery-project/chancery/cmd/chancery/process"
+	"github.com/chancery-project/chancery/cmd/chancery/server/adminsocket"
 	"github.com/chancery-project/chancery/cmd/chancery/server/issuance"
 	"github.com/chancery-project/chancery/cmd/chancery/server/keystore"
 	"github.com/chancery-project/chancery/cmd/chancery/server/revoking"
@@ -76,7 +77,7 @@ func Open(ctx context.Context, settings *Settings, logger *slog.Logger) (_ *Serv
 	s.health = keys.NewHealth(keys.HealthConfig{Keys: s.authority.Keys, Logger: logger, Metrics: s.registry})
 	s.desk = revoking.Open(revoking.Config{
 		Domain: settings.domain, Authority: s.authority, Issuance: s.issuance, Log: s.log, Clusters: slices.Collect(maps.Keys(byName)),
-		ActorOf: actorOf, Logger: logger, Metrics: s.registry,
+		ActorOf: adminsocket.ActorOf, Own: s.ownSerial, Logger: logger, Metrics: s.registry,
 	})
 	s.sampler = newSampler(s.registry, logger)
 	service, err := csr.NewService(csr.Config{
@@ -173,6 +174,13 @@ func (s *Server) own() *trust.Identity {
 	return id
 }
 
+func (s *Server) ownSerial() string {
+	if own := s.own(); own != nil {
+		return own.Serial()
+	}
+	return ""
+}
+
 // expiries returns the end of each certificate that the server's work depends on.
 func (s *Server) expiries() map[string]time.Time {
 	out := s.authority.Expiries()
@@ -216,7 +224,7 @@ func (s *Server) Listen() (listen, metrics net.Addr, err error) {
 	if s.metrics, err = net.Listen("tcp", s.settings.Metrics); err != nil {
 		return nil, nil, s.settings.wrong(fmt.Errorf("metrics: %w", err))
 	}
-	if s.admin, err = listenAdmin(s.settings.AdminSocket()); err != nil {
+	if s.admin, err = adminsocket.Listen(s.settings.AdminSocket()); err != nil {
 		return nil, nil, err
 	}
 	return s.listener.Addr(), s.metrics.Addr(), nil
@@ -239,7 +247,7 @@ func (s *Server) Run(ctx context.Context, started func()) error {
 	}
 	g.Go(func() error { return process.HTTP{Metrics: s.registry, Ready: s.ready}.Run(ctx, s.metrics) })
 	g.Go(func() error {
-		return serveAdmin(ctx, s.admin, adminService{Desk: *s.desk, authority: s.authority, log: s.log})
+		return adminsocket.Serve(ctx, s.admin, adminService{Desk: *s.desk, authority: s.authority, log: s.log})
 	})
 	g.Go(func() error { return s.reopenLog(ctx) })
 	go s.retryLog(ctx) // not waited for: a write to a disk that hangs does not end

@@ -35,6 +35,7 @@ type Config struct {
 	Issuance  *issuelog.Log // nil without one
 	Log       *audit.Log
 	Clusters  []string                              // names of those that are configured
+	Own       func() string                         // serial of the server's own certificate, hex; empty if it has none
 	ActorOf   func(context.Context) (string, error) // who calls, or a refusal
 	Logger    *slog.Logger
 	Metrics   prometheus.Registerer
@@ -54,7 +55,7 @@ const announceTime = 10 * time.Second
 // Open makes a desk. What the document says is refused from here on.
 func Open(c Config) *Desk {
 	d := &Desk{config: c}
-	d.hub = agents.New(agents.Config{Metrics: c.Metrics})
+	d.hub = agents.New(agents.Config{Checkpoints: d.Checkpoints, Metrics: c.Metrics})
 	d.manager = revocation.New(revocation.Config{
 		Domain: c.Domain, Authority: c.Authority, Issuance: c.Issuance, Logger: c.Logger, Metrics: c.Metrics, Publish: d.publish,
 	})
@@ -84,7 +85,7 @@ func (d Desk) Run(ctx context.Context) error {
 		ticker := time.NewTicker(time.Second)
 		defer ticker.Stop()
 		for {
-			d.hub.Checkpoints(d.Checkpoints(), time.Now())
+			d.hub.PushCheckpoints(time.Now())
 			select {
 			case <-ctx.Done():
 				return nil
@@ -136,6 +137,10 @@ func (d Desk) Revoke(ctx context.Context, q *chanceryv1.RevokeRequest) (*chancer
 	var known bool
 	if r.Reason, known = reasons[q.GetReason()]; !known {
 		return nil, status.Errorf(codes.InvalidArgument, "reason %.60q is not known; use one of %s", q.GetReason(), strings.Join(Reasons(), ", "))
+	}
+	if r.Serial != "" && r.Serial == d.config.Own() {
+		return nil, status.Errorf(codes.FailedPrecondition, "serial %s is that of the server's own certificate, without which no agent would talk to it: restart the server, "+
+			"which makes it use another, and revoke it then", r.Serial)
 	}
 	if q.GetDryRun() {
 		if err := d.config.Log.Append(audit.Record{Event: audit.Admin, Actor: actor, Detail: "revoke --dry-run " + r.Predicate.String()}); err != nil {

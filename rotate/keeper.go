@@ -98,7 +98,7 @@ func (k *Keeper) Run(ctx context.Context) error {
 		at := renewAt(next.ReceivedAt, next.NotAfter(), mrand.Float64())
 		k.config.Logger.Info("identity renewed", "spiffe_id", k.config.ID.String(), "serial", next.Serial(),
 			"not_after", next.NotAfter().UTC(), "renew_at", at.UTC().Truncate(time.Second))
-		if k.sleepUntil(ctx, at) == revoked {
+		if revoked := k.sleepUntil(ctx, at); revoked {
 			k.sleepUntil(ctx, time.Now().Add(mrand.N(revokedSpread)))
 		}
 	}
@@ -167,29 +167,23 @@ func pause(err error, backoff time.Duration) time.Duration {
 	return wait
 }
 
-// How a sleep ended.
-const (
-	slept   = false
-	revoked = true
-)
-
 // sleepUntil waits for a point of the wall clock, or until the SVID in use is found to be revoked. Meanwhile it sees to
 // CRLs that have come to their end.
-func (k *Keeper) sleepUntil(ctx context.Context, at time.Time) bool {
+func (k *Keeper) sleepUntil(ctx context.Context, at time.Time) (revoked bool) {
 	at = at.Round(0) // compare by wall clock
 	for {
 		left := at.Sub(time.Now().Round(0))
 		if left <= 0 {
-			return slept
+			return false
 		}
 		timer := time.NewTimer(min(left, checkEvery))
 		select {
 		case <-ctx.Done():
 			timer.Stop()
-			return slept
+			return false
 		case <-k.revoked:
 			timer.Stop()
-			return revoked
+			return true
 		case <-timer.C:
 		}
 		k.look()

@@ -127,7 +127,11 @@ func (a *Keeper) CRLSigners(ctx context.Context) ([]CRLSigner, error) {
 			if err != nil {
 				return nil, err
 			}
-			if now.After(chain[0].NotAfter) || x.Retired != nil && now.After(x.Retired.Add(c.maxTTL()+time.Minute)) || signsAlready(out, chain[0]) {
+			live := ca.LeafTTLLimit // whatever the profile was
+			if !x.HasKey() {        // no longer than needed: one that cannot sign ends the CRLs of all
+				live = c.maxTTL() + time.Minute
+			}
+			if now.After(chain[0].NotAfter) || now.After(lastSigned(state, x).Add(live)) || signsAlready(out, chain[0]) {
 				continue
 			}
 			s := CRLSigner{ID: x.ID, Chain: chain, CRL: x.CRL, KeepCRL: !x.HasKey(), MaxTTL: c.maxTTL(), NotAfter: chain[0].NotAfter}
@@ -136,6 +140,23 @@ func (a *Keeper) CRLSigners(ctx context.Context) ([]CRLSigner, error) {
 		}
 	}
 	return out, nil
+}
+
+// lastSigned returns a time after which an issuer has signed no leaf; the future for one that may sign still. Versions that
+// did not note it retired an issuer as they made the next.
+func lastSigned(state *document.DomainState, x *Authority) time.Time {
+	switch {
+	case x.State != StateRetiring:
+		return time.Now()
+	case x.Retired != nil:
+		return *x.Retired
+	}
+	for i := range state.Authorities {
+		if next := &state.Authorities[i]; next.Kind == KindIssuer && next.State != StatePrepared && next.Created.After(x.Created) {
+			return next.Created // they are in the order in which they were made
+		}
+	}
+	return time.Now()
 }
 
 func signsAlready(all []CRLSigner, cert *x509.Certificate) bool {

@@ -79,3 +79,42 @@ func TestNextCRLNumberNeverGoesBack(t *testing.T) {
 		}
 	}
 }
+
+// TestIssuerRetiredByAnOlderVersion has no key for a CRL; it needs one only until its leaves have ended.
+func TestIssuerRetiredByAnOlderVersion(t *testing.T) {
+	c := setup(t, t.TempDir())
+	if _, err := Init(t.Context(), c, "test"); err != nil {
+		t.Fatal(err)
+	}
+	k := open(t, c)
+	if err := k.renew(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for _, tc := range []struct {
+		renewed time.Duration // ago
+		signers int
+	}{{time.Hour, 2}, {25 * time.Hour, 1}} {
+		next, err := k.Document().Next(k.data)
+		if err != nil {
+			t.Fatal(err)
+		}
+		as := next.Domains["cluster.local"].Authorities
+		for i := range as {
+			switch {
+			case as[i].State == StateRetiring:
+				as[i].Retired, as[i].Key, as[i].Created = nil, nil, time.Now().Add(-50*time.Hour)
+			case as[i].Kind == KindIssuer:
+				as[i].Created = time.Now().Add(-tc.renewed)
+			}
+		}
+		k.held.Clear()
+		k.snapshot.Store(next)
+		all, err := k.CRLSigners(t.Context())
+		if err != nil || len(all) != tc.signers {
+			t.Fatalf("renewed %s ago: %d signers, %v; want %d", tc.renewed, len(all), err, tc.signers)
+		}
+		if len(all) > 1 && (all[1].Issuer != nil || all[1].Why == nil) {
+			t.Errorf("it has no key, and signs: %+v", all[1])
+		}
+	}
+}

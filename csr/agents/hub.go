@@ -2,6 +2,7 @@ package agents
 
 import (
 	"context"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -51,6 +52,7 @@ type Hub struct {
 
 	issuedMu sync.Mutex           // guards issued; apart from mu, since each certificate takes it
 	issued   map[holder]time.Time // when the last certificate of a holder ends
+	forgot   time.Time            // when ended ones were last forgotten
 }
 
 // holder is an identity with certificates of one API.
@@ -192,10 +194,20 @@ func (h *Hub) Issued(api, id string, notAfter time.Time) {
 	h.issuedMu.Lock()
 	defer h.issuedMu.Unlock()
 	key := holder{api, id}
-	if _, known := h.issued[key]; !known && len(h.issued) >= maxHolders {
+	if _, known := h.issued[key]; !known && len(h.issued) >= maxHolders && !h.forgetEnded(time.Now()) {
 		return
 	}
 	h.issued[key] = notAfter
+}
+
+// forgetEnded makes room by forgetting holders whose certificates have ended, once a minute at most. Caller holds issuedMu.
+func (h *Hub) forgetEnded(now time.Time) (room bool) {
+	if now.Sub(h.forgot) < time.Minute {
+		return false
+	}
+	h.forgot = now
+	maps.DeleteFunc(h.issued, func(_ holder, end time.Time) bool { return now.After(end) })
+	return len(h.issued) < maxHolders
 }
 
 // register adds the metrics.

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/time/rate"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -22,6 +23,12 @@ type Caller struct {
 	Remote string
 	Place  string // what bounds how many streams it may have: its node, pod or address
 }
+
+// How many messages of an agent are read: a second over time, and at once. More wait where they are.
+const (
+	messageRate  = 5
+	messageBurst = 50
+)
 
 // ErrBusy: there are too many streams.
 var ErrBusy = errors.New("too many Sync streams")
@@ -92,7 +99,11 @@ func (h *Hub) next(s *stream) (*update, <-chan struct{}) {
 
 // receive takes what the agent says until the stream ends.
 func (h *Hub) receive(s *stream, g grpc.ServerStream) error {
+	pace := rate.NewLimiter(messageRate, messageBurst)
 	for {
+		if err := pace.Wait(g.Context()); err != nil {
+			return err
+		}
 		m := new(chanceryv1.SyncRequest)
 		if err := g.RecvMsg(m); err != nil {
 			return err

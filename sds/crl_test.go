@@ -5,7 +5,6 @@ import (
 	"crypto/rand"
 	"crypto/x509"
 	"math/big"
-	"strings"
 	"testing"
 	"time"
 
@@ -117,40 +116,6 @@ func TestWorkloadAPIHasCRLs(t *testing.T) {
 		box.set(View{Identities: []*trust.Identity{web}, Bundles: []*trust.Bundle{b}})
 		for _, crls := range next() {
 			want(t, "CRLs", string(bytes.Join(crls, nil)), string(bytes.Join(b.CRLs().DER(), nil)))
-		}
-	}
-}
-
-// What takes no notice of CRLs is named, so that whoever revokes knows.
-func TestD23NotEnforcing(t *testing.T) {
-	ca := newCA(t, "cluster.local")
-	v := &View{Identities: []*trust.Identity{ca.identity("/ns/foo/sa/web")}, Bundles: []*trust.Bundle{ca.bundle()}}
-	a := start(t, Config{Attest: newBox(v).attest})
-	said := func(cond func(StreamStatus) bool, n int) string {
-		t.Helper()
-		a.waitForAll("sent", n, cond)
-		return strings.Join(a.server.NotEnforcing(), "\n")
-	}
-	sent := func(st StreamStatus) bool { return len(st.Resources) > 0 && st.Resources[0].Sent.Version != "" }
-	a.sotw("default")
-	if got := said(sent, 1); !strings.HasPrefix(got, "1 proxies with an SVID from here and roots from elsewhere") || strings.Contains(got, "\n") {
-		t.Errorf("a proxy with an SVID alone: %q", got)
-	}
-	a.sotw("ROOTCA") // of the same process
-	want(t, "with roots from here", said(sent, 2), "")
-	a.sotw("ALL")
-	want(t, "with ALL", said(sent, 3), "1 subscriptions of ALL: Envoy's SPIFFE validator ignores CRLs")
-	stream, err := workload.NewSpiffeWorkloadAPIClient(a.conn).FetchX509SVID(
-		metadata.AppendToOutgoingContext(a.context(), securityHeader, "true"), new(workload.X509SVIDRequest))
-	must(t, err)
-	_, err = stream.Recv()
-	must(t, err)
-	if got := said(sent, 4); !strings.Contains(got, "\n1 streams of the Workload API") {
-		t.Errorf("with a Workload API client: %q", got)
-	}
-	for _, text := range a.server.NotEnforcing() {
-		if len(text) > 200 {
-			t.Errorf("%q has %d bytes, more than the server reads", text, len(text))
 		}
 	}
 }

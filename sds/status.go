@@ -2,7 +2,6 @@ package sds
 
 import (
 	"cmp"
-	"fmt"
 	"maps"
 	"slices"
 	"time"
@@ -66,56 +65,4 @@ func (sub *subscription) status() StreamStatus {
 	}
 	slices.SortFunc(st.Resources, func(a, b ResourceStatus) int { return cmp.Compare(a.Name, b.Name) })
 	return st
-}
-
-// NotEnforcing tells which of the clients that are connected now take no notice of CRLs, and why (decision D23).
-func (s *Server) NotEnforcing() []string {
-	type process struct {
-		pid  int32
-		node string
-	}
-	type state struct{ served, judges bool }
-	all, workloads := 0, 0
-	proxies := map[process]state{} // of all its streams: Envoy opens one for each secret
-	for _, st := range s.Streams() {
-		if st.API == APIX509SVID || st.API == APIX509Bundles {
-			workloads++
-			continue
-		}
-		by := process{st.Peer.PID, st.Node}
-		c := proxies[by]
-		for _, r := range st.Resources {
-			switch k := kindOf(r.Name); {
-			case r.Unknown:
-			case k == kindAll:
-				all++
-				c.judges = true // and is counted as such
-			case k.validates() && k != kindFileRoot:
-				c.judges = true
-			case k == kindDefault || k == kindIdentity:
-				c.served = true
-			}
-		}
-		proxies[by] = c
-	}
-	elsewhere := 0
-	for _, c := range proxies {
-		if c.served && !c.judges {
-			elsewhere++
-		}
-	}
-	var out []string
-	for _, is := range []struct {
-		n    int
-		text string
-	}{
-		{all, "subscriptions of ALL: Envoy's SPIFFE validator ignores CRLs"},
-		{elsewhere, "proxies with an SVID from here and roots from elsewhere: nothing brings them CRLs"},
-		{workloads, "streams of the Workload API: whether the program looks at the CRLs in it is not known; go-spiffe does not"},
-	} {
-		if is.n > 0 {
-			out = append(out, fmt.Sprintf("%d %s", is.n, is.text))
-		}
-	}
-	return out
 }

@@ -46,7 +46,7 @@ func serve(ctx context.Context, s *Settings, logger *slog.Logger) error {
 			Server: s.Server, Domain: s.id.Domain(), Roots: client.RootsFile(s.ServerRoots), Token: client.TokenFile(s.TokenFile),
 			Cluster: s.Cluster, ID: s.id, TTL: s.ttl, Metrics: client.NewMetrics(registry),
 		},
-		Logger: logger, Observe: CountRenewals(registry), NotEnforcing: func() []string { return server.NotEnforcing() },
+		Logger: logger, Observe: CountRenewals(registry), NotEnforcing: func() []string { return NotEnforcing(server.Streams()) },
 	})
 	source := SourceOf(keeper, s.naming)
 	server, err := sds.NewServer(sds.Config{

@@ -178,7 +178,7 @@ func (d *dev) agent(ctx context.Context, s *server.Server, settings *server.Sett
 	if err != nil {
 		return err
 	}
-	u.notEnforcing = a.NotEnforcing
+	u.notEnforcing = func() []string { return agent.NotEnforcing(a.Streams()) }
 	l, err := sds.Listen(d.path(socketName))
 	if err != nil {
 		return err

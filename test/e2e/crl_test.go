@@ -2,6 +2,8 @@ package e2e
 
 import (
 	"bytes"
+	"context"
+	"crypto"
 	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
@@ -17,6 +19,9 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/chancery-project/chancery/sds"
+	"github.com/chancery-project/chancery/trust"
 )
 
 // Issuing distribution points, critical: onlyContainsUserCerts, and a distributionPoint http://crl.test/a.crl.
@@ -237,4 +242,80 @@ func TestD22NewCRLsEndSessions(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestD22LargeCRL: the largest CRL that a server makes (50,000 entries) goes through an agent's socket into an Envoy, which
+// finds the one client in it.
+func TestD22LargeCRL(t *testing.T) {
+	t.Parallel()
+	Tool(t, "envoy")
+	w := newCRLWorld(t)
+	parts := []any{userCertsOnly, w.revoked}
+	for i := range 50_000 - 1 {
+		parts = append(parts, new(big.Int).Add(new(big.Int).Lsh(big.NewInt(1), 157), big.NewInt(int64(i))))
+	}
+	var ders [][]byte
+	for _, crl := range [][]byte{w.a.crl(t, parts...), w.b.crl(t, userCertsOnly)} {
+		block, _ := pem.Decode(crl)
+		ders = append(ders, block.Bytes)
+	}
+	domain, err := trust.ParseDomain(trustDomain)
+	if err != nil {
+		t.Fatal(err)
+	}
+	bundle, err := trust.NewBundle(domain, 1, []*x509.Certificate{w.root.cert})
+	if err != nil {
+		t.Fatal(err)
+	}
+	crls, err := trust.NewCRLs(bundle, ders, []*x509.Certificate{w.a.cert, w.b.cert}, time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	id, err := trust.ParseID("spiffe://cluster.local/ns/foo/sa/server")
+	if err != nil {
+		t.Fatal(err)
+	}
+	pair, err := tls.LoadX509KeyPair(w.server.Cert, w.server.Key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	own, err := trust.NewIdentity(id, []*x509.Certificate{pair.Leaf, w.a.cert}, pair.PrivateKey.(crypto.Signer), bundle, time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	view := &sds.View{Identities: []*trust.Identity{own}, Bundles: []*trust.Bundle{bundle.WithCRLs(crls)}}
+	server := StartServerEnvoy(t, EnvoyConfig{Name: "server", SDSSocket: serveView(t, view), Upstream: StartEcho(t)})
+	server.WaitReady(t, 60*time.Second)
+	for name, want := range map[string]bool{"a": true, "A": false, "b": true} {
+		if _, err := w.call(t, server.Listen, name, nil); (err == nil) != want {
+			t.Errorf("client %s: %v; want it to be let in: %v", name, err, want)
+		}
+	}
+}
+
+// serveView serves a view as an agent does, to anybody, and returns the socket.
+func serveView(t *testing.T, view *sds.View) string {
+	t.Helper()
+	never := make(chan struct{})
+	agent, err := sds.NewServer(sds.Config{Attest: func(context.Context, sds.Peer) (sds.Source, error) {
+		return func() (*sds.View, <-chan struct{}) { return view, never }, nil
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	socket := filepath.Join(SocketDir(t), "agent.sock")
+	l, err := sds.Listen(socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- agent.Run(ctx, l) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+	return socket
 }

@@ -294,13 +294,17 @@ func (m *Manager) Revoke(ctx context.Context, r authority.Revocation, dryRun boo
 	if r.Serial == "" && m.config.Issuance == nil {
 		return nil, errNoLog
 	}
-	result, ends, err := m.preview(ctx, r)
-	if err != nil || dryRun {
-		return result, err
+	found, err := m.preview(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	result := &Result{Count: uint64(len(found.all)), Certificates: found.all[:min(len(found.all), maxListed)]}
+	if dryRun {
+		return result, nil
 	}
 	switch {
 	case r.Serial != "":
-		r.Until = &ends
+		r.Until = &found.ends
 	case r.SPIFFEID == "":
 		until := r.Time.Add(ca.LeafTTLLimit)
 		r.Until = &until
@@ -310,53 +314,92 @@ func (m *Manager) Revoke(ctx context.Context, r authority.Revocation, dryRun boo
 		return nil, err
 	}
 	result.Revocation = stored.ID
+	m.adopt(stored, found)
 	result.Delayed = m.Refresh(ctx)
 	return result, nil
 }
 
-// preview finds what a revocation means now, and when the last of it ends.
-func (m *Manager) preview(ctx context.Context, r authority.Revocation) (*Result, time.Time, error) {
+// preview is what a revocation means at a moment.
+type preview struct {
+	all  []Certificate
+	upTo int64     // index in the log up to which it is complete
+	ends time.Time // when the last of them ends
+}
+
+// preview finds what a revocation means now.
+func (m *Manager) preview(ctx context.Context, r authority.Revocation) (*preview, error) {
 	if m.config.Issuance != nil { // what waits in the journal should be found
 		if err := m.config.Issuance.Sequence(); err != nil {
-			return nil, time.Time{}, fmt.Errorf("finding revoked certificates: %w", err)
+			return nil, fmt.Errorf("finding revoked certificates: %w", err)
 		}
 	}
-	result := new(Result)
-	var ends time.Time
-	_, err := m.scan(ctx, arrange(m.config.Domain, []authority.Revocation{r}), 0, func(c Certificate) error {
-		if c.SPIFFEID == m.config.Domain.URI() {
+	m.mu.Lock()
+	room := MaxEntries - len(m.found)
+	m.mu.Unlock()
+	out := new(preview)
+	var err error
+	out.upTo, err = m.scan(ctx, arrange(m.config.Domain, []authority.Revocation{r}), 0, func(c Certificate) error {
+		switch {
+		case c.SPIFFEID == m.config.Domain.URI():
 			return fmt.Errorf("serial %s is that of a signing certificate; what hangs on it cannot be revoked one by one: make a new issuer", c.Serial)
+		case len(out.all) >= room:
+			return fmt.Errorf("more than %d certificates would go onto the CRLs, which have %d; at most %d fit. Narrow it by --node or an earlier time",
+				room, MaxEntries-room, MaxEntries)
 		}
-		result.Count++
-		if len(result.Certificates) < maxListed {
-			result.Certificates = append(result.Certificates, c)
-		}
-		if c.NotAfter.After(ends) {
-			ends = c.NotAfter
+		out.all = append(out.all, c)
+		if c.NotAfter.After(out.ends) {
+			out.ends = c.NotAfter
 		}
 		return nil
 	})
 	if err != nil {
-		return nil, ends, err
+		return nil, err
 	}
-	m.mu.Lock()
-	have := len(m.found)
-	m.mu.Unlock()
-	if have+int(result.Count) > MaxEntries {
-		return nil, ends, fmt.Errorf("%d certificates would go onto the CRLs, which have %d; at most %d fit. Narrow it by --node or an earlier time", result.Count, have, MaxEntries)
-	}
-	if r.Serial != "" && result.Count == 0 { // somebody may have signed it behind the log's back: it stays until no issuer is left
+	if r.Serial != "" && len(out.all) == 0 { // somebody may have signed it behind the log's back: it stays until no issuer is left
 		signers, err := m.config.Authority.CRLSigners(ctx)
 		if err != nil {
-			return nil, ends, err
+			return nil, err
 		}
 		for _, s := range signers {
-			if s.NotAfter.After(ends) {
-				ends = s.NotAfter
+			if s.NotAfter.After(out.ends) {
+				out.ends = s.NotAfter
 			}
 		}
 	}
-	return result, ends, nil
+	return out, nil
+}
+
+// adopt takes over what was found before a revocation was stored, so that the log is not read twice, if nothing else has
+// changed since. Else Refresh finds it again.
+func (m *Manager) adopt(stored authority.Revocation, p *preview) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	doc := m.config.Authority.Document()
+	all := doc.Revocations(m.config.Domain)
+	last := len(all) - 1
+	if !m.resolved || last < 0 || all[last].ID != stored.ID {
+		return
+	}
+	before, err := json.Marshal(all[:last])
+	if err != nil || !bytes.Equal(before, m.raw) && last > 0 || last == 0 && len(m.predicates.all) > 0 {
+		return
+	}
+	if m.predicates.needLog() {
+		p.upTo = min(p.upTo, m.upTo)
+	}
+	found := m.found
+	m.look(doc)
+	for _, c := range p.all {
+		c.Revocation = last
+		if _, known := found[c.Serial]; !known {
+			found[c.Serial] = c
+		}
+	}
+	m.found, m.resolved, m.upTo = found, true, p.upTo
+	if stored.Serial != "" && len(p.all) == 0 {
+		m.found[stored.Serial] = Certificate{Serial: stored.Serial, Revocation: last, NotAfter: p.ends}
+	}
+	m.storeSet(true)
 }
 
 // Restore lets an identity have certificates again.

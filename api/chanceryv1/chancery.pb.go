@@ -1139,7 +1139,9 @@ type ListRevocationsResponse struct {
 	Acknowledged uint32   `protobuf:"varint,3,opt,name=acknowledged,proto3" json:"acknowledged,omitempty"`
 	MissingLogs  []string `protobuf:"bytes,4,rep,name=missing_logs,json=missingLogs,proto3" json:"missing_logs,omitempty"`
 	// As in RevokeResponse.
-	NotEnforcing  []string `protobuf:"bytes,5,rep,name=not_enforcing,json=notEnforcing,proto3" json:"not_enforcing,omitempty"`
+	NotEnforcing []string `protobuf:"bytes,5,rep,name=not_enforcing,json=notEnforcing,proto3" json:"not_enforcing,omitempty"`
+	// Why revocations are not in effect as far as they could be; it is tried again. Empty if they are.
+	Delayed       string `protobuf:"bytes,6,opt,name=delayed,proto3" json:"delayed,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1207,6 +1209,13 @@ func (x *ListRevocationsResponse) GetNotEnforcing() []string {
 		return x.NotEnforcing
 	}
 	return nil
+}
+
+func (x *ListRevocationsResponse) GetDelayed() string {
+	if x != nil {
+		return x.Delayed
+	}
+	return ""
 }
 
 type Revocation struct {
@@ -1926,13 +1935,14 @@ const file_chancery_proto_rawDesc = "" +
 	"\x0eRestoreRequest\x12\x1b\n" +
 	"\tspiffe_id\x18\x01 \x01(\tR\bspiffeId\"\x11\n" +
 	"\x0fRestoreResponse\"\x18\n" +
-	"\x16ListRevocationsRequest\"\xd8\x01\n" +
+	"\x16ListRevocationsRequest\"\xf2\x01\n" +
 	"\x17ListRevocationsResponse\x129\n" +
 	"\vrevocations\x18\x01 \x03(\v2\x17.chancery.v1.RevocationR\vrevocations\x12\x16\n" +
 	"\x06agents\x18\x02 \x01(\rR\x06agents\x12\"\n" +
 	"\facknowledged\x18\x03 \x01(\rR\facknowledged\x12!\n" +
 	"\fmissing_logs\x18\x04 \x03(\tR\vmissingLogs\x12#\n" +
-	"\rnot_enforcing\x18\x05 \x03(\tR\fnotEnforcing\"\xfe\x01\n" +
+	"\rnot_enforcing\x18\x05 \x03(\tR\fnotEnforcing\x12\x18\n" +
+	"\adelayed\x18\x06 \x01(\tR\adelayed\"\xfe\x01\n" +
 	"\n" +
 	"Revocation\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x124\n" +

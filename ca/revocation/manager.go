@@ -43,6 +43,8 @@ type Manager struct {
 	config Config
 	set    atomic.Pointer[Set]
 	state  atomic.Pointer[State]
+	looked chan struct{} // closed after the first Refresh
+	once   sync.Once     // of looked
 
 	mu         sync.Mutex // guards all below; held while CRLs are made
 	version    uint64     // of the document that was looked at last; 0: none yet
@@ -71,11 +73,11 @@ type State struct {
 
 // New returns a manager. What the document says is refused from here on; CRLs come with Refresh or Run.
 func New(c Config) *Manager {
-	m := &Manager{config: c, found: map[string]Certificate{}, last: map[string]signed{}}
-	m.state.Store(&State{})
+	m := &Manager{config: c, looked: make(chan struct{}), found: map[string]Certificate{}, last: map[string]signed{}}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.look(c.Authority.Document())
+	m.describe(errors.New("the server has just started"))
 	if c.Metrics != nil {
 		m.register(c.Metrics)
 	}
@@ -87,6 +89,9 @@ func (m *Manager) Set() *Set { return m.set.Load() }
 
 // State returns what can be said now.
 func (m *Manager) State() *State { return m.state.Load() }
+
+// Looked is closed once State says more than that the server has just started.
+func (m *Manager) Looked() <-chan struct{} { return m.looked }
 
 // look takes the document's revocations over. Caller holds mu.
 func (m *Manager) look(doc *authority.Document) {
@@ -167,6 +172,7 @@ func (m *Manager) Refresh(ctx context.Context) error {
 	defer m.mu.Unlock()
 	err := m.refresh(ctx)
 	m.describe(err)
+	m.once.Do(func() { close(m.looked) })
 	return err
 }
 

@@ -119,7 +119,7 @@ func listCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "list -c FILE|--admin SOCKET", Short: "Show what is revoked, and who has it", Args: cobra.NoArgs,
 		Long: "Prints the revocations that stand, how many agents have the last CRLs, and who does not enforce them.\n" +
-			"Exit code 2: INCOMPLETE, since logs of other replicas cannot be read.",
+			"Exit code 2: INCOMPLETE. Logs of other replicas cannot be read, or the CRLs are not out yet; it is tried again.",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := process.CheckFormat(format, "text", "json"); err != nil {
 				return err

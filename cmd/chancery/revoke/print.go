@@ -142,7 +142,7 @@ func (a audienceJSON) incomplete(delayed string) error {
 		words = append(words, "INCOMPLETE: what these have issued is not looked at here: "+strings.Join(a.MissingLogs, "; "))
 	}
 	if delayed != "" {
-		words = append(words, "INCOMPLETE: it is stored, and the CRLs are not out yet; the server tries again: "+delayed)
+		words = append(words, "INCOMPLETE: what is stored is not all in effect yet; the server tries again: "+delayed)
 	}
 	if len(words) == 0 {
 		return nil
@@ -172,7 +172,8 @@ func printList(out io.Writer, format string, r *chanceryv1.ListRevocationsRespon
 	v := struct {
 		Revocations []revocationJSON `json:"revocations"`
 		audienceJSON
-	}{[]revocationJSON{}, audienceJSON{r.GetAgents(), r.GetAcknowledged(), orEmpty(r.GetNotEnforcing()), orEmpty(r.GetMissingLogs())}}
+		Delayed string `json:"delayed,omitempty"`
+	}{[]revocationJSON{}, audienceJSON{r.GetAgents(), r.GetAcknowledged(), orEmpty(r.GetNotEnforcing()), orEmpty(r.GetMissingLogs())}, r.GetDelayed()}
 	for _, x := range r.GetRevocations() {
 		one := revocationJSON{x.GetId(), predicateOf(x.GetPredicate()), x.GetReason(), x.GetTime().AsTime(), x.GetActor(), nil, x.GetCount()}
 		if t := x.GetRestored(); t != nil {
@@ -185,7 +186,7 @@ func printList(out io.Writer, format string, r *chanceryv1.ListRevocationsRespon
 		if err := process.WriteJSON(out, v); err != nil {
 			return err
 		}
-		return v.incomplete("")
+		return v.incomplete(v.Delayed)
 	}
 	if len(v.Revocations) == 0 {
 		fmt.Fprintln(out, "Nothing is revoked.")
@@ -201,5 +202,5 @@ func printList(out io.Writer, format string, r *chanceryv1.ListRevocationsRespon
 		fmt.Fprintln(out, process.Printable(strings.Join(words, "  ")))
 	}
 	v.print(out)
-	return v.incomplete("")
+	return v.incomplete(v.Delayed)
 }

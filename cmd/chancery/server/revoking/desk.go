@@ -249,10 +249,19 @@ func (d Desk) ListRevocations(ctx context.Context, _ *chanceryv1.ListRevocations
 	if err := d.reading(ctx, "revoke list"); err != nil {
 		return nil, err
 	}
+	select {
+	case <-d.manager.Looked():
+	case <-ctx.Done():
+		return nil, status.FromContextError(ctx.Err()).Err()
+	case <-time.After(maxWait): // a long log, or a key that does not answer: then what is known has to do
+	}
 	s := d.manager.State()
 	all, have := d.hub.Counts()
 	resp := &chanceryv1.ListRevocationsResponse{
 		Agents: uint32(all), Acknowledged: uint32(have), MissingLogs: s.MissingLogs, NotEnforcing: d.notEnforcing(),
+	}
+	if s.Err != nil {
+		resp.Delayed = s.Err.Error()
 	}
 	for i, r := range s.Revocations {
 		one := &chanceryv1.Revocation{

@@ -173,3 +173,23 @@ func TestD23WhoGetsNoCRLIsNamed(t *testing.T) {
 		t.Errorf("once the certificates have ended: %q", got)
 	}
 }
+
+// TestSyncEndsWithTheServer at once, and not when the time for calls under way is over.
+func TestSyncEndsWithTheServer(t *testing.T) {
+	hub := agents.New(agents.Config{})
+	w := newWorld(t, func(_ *world, c *csr.Config) { c.Agents = hub })
+	hub.Publish(&chanceryv1.SyncUpdate{})
+	s, err := chanceryv1.NewIssuanceClient(w.dial(nil)).Sync(w.context(bearer(token(claims{}))))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Recv(); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.stop(); err != nil {
+		t.Error(err)
+	}
+	if _, err := s.Recv(); err == nil || !strings.Contains(err.Error(), "the server is stopping") {
+		t.Errorf("got %v", err)
+	}
+}

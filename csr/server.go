@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc/reflection"
 	"google.golang.org/grpc/status"
 
+	"github.com/chancery-project/chancery/csr/agents"
 	"github.com/chancery-project/chancery/trust"
 )
 
@@ -34,6 +35,7 @@ const (
 type Server struct {
 	grpc   *grpc.Server
 	health *health.Server
+	agents *agents.Hub
 }
 
 // NewServer returns a server that presents own's certificate. Health says NOT_SERVING until SetReady.
@@ -55,7 +57,7 @@ func NewServer(s *Service, own func() *trust.Identity) *Server {
 	g.RegisterService(s.istioService(), nil)
 	g.RegisterService(s.nativeService(), nil)
 	reflection.Register(g)
-	return &Server{g, h}
+	return &Server{g, h, s.agents}
 }
 
 // SetReady sets what the health service says.
@@ -71,6 +73,7 @@ func (s *Server) SetReady(ready bool) {
 func (s *Server) Run(ctx context.Context, l net.Listener) error {
 	stop := context.AfterFunc(ctx, func() {
 		s.health.Shutdown()
+		s.agents.Close()
 		hard := time.AfterFunc(drainTime, s.grpc.Stop)
 		defer hard.Stop()
 		s.grpc.GracefulStop()

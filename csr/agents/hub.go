@@ -40,6 +40,8 @@ type Hub struct {
 	config Config
 	start  time.Time
 	gone   prometheus.Counter
+	ending chan struct{} // closed by Close
+	end    sync.Once     // of ending
 
 	mu      sync.Mutex // guards all below
 	current *update    // nil before the first Publish
@@ -80,7 +82,7 @@ func New(c Config) *Hub {
 		c.Checkpoints = func() []string { return nil }
 	}
 	h := &Hub{
-		config: c, start: time.Now(), changed: make(chan struct{}), streams: map[*stream]struct{}{}, places: map[string]int{},
+		config: c, start: time.Now(), ending: make(chan struct{}), changed: make(chan struct{}), streams: map[*stream]struct{}{}, places: map[string]int{},
 		issued: map[holder]time.Time{},
 	}
 	if c.Metrics != nil {
@@ -88,6 +90,9 @@ func New(c Config) *Hub {
 	}
 	return h
 }
+
+// Close ends all streams, so that a server that stops need not wait for agents that would stay for ever.
+func (h *Hub) Close() { h.end.Do(func() { close(h.ending) }) }
 
 // Publish makes a new state known. Version and checkpoints of the message are filled in.
 func (h *Hub) Publish(m *chanceryv1.SyncUpdate) {

@@ -60,6 +60,8 @@ func (h *Hub) Serve(c Caller, g grpc.ServerStream) error {
 				return err
 			}
 			return nil
+		case <-h.ending:
+			return status.Error(codes.Unavailable, "the server is stopping")
 		case <-changed:
 		}
 	}

@@ -73,7 +73,7 @@ func importCommand(file *string) *cobra.Command {
 		Use: "import -c FILE CHAIN.pem", Short: "Take an issuer's certificate that was signed elsewhere into use", Args: cobra.ExactArgs(1),
 		Long: "Takes the certificate that the request of `authority csr` was answered with, followed by those between it and the root,\n" +
 			"if there are any. The chain is checked as a whole: key, usage, path, root, lifetime, lints. One that fails changes nothing.\n" +
-			"A server that runs signs with the new issuer at once.",
+			"A server that runs signs with the new issuer once connected agents have its CRL, after 10 s at the latest.",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			chain, err := readCertificates(args[0])
 			if err != nil {

@@ -146,24 +146,11 @@ func (t *Template) Marshal() ([]byte, error) {
 
 func (t *Template) addExtensions(b *cryptobyte.Builder) {
 	addExtension(b, OIDKeyUsage, true, func(b *cryptobyte.Builder) { AddKeyUsage(b, t.KeyUsage) })
-	if !t.CA {
-		addExtension(b, OIDExtKeyUsage, false, func(b *cryptobyte.Builder) {
-			b.AddASN1(cbasn1.SEQUENCE, func(b *cryptobyte.Builder) {
-				b.AddASN1ObjectIdentifier(OIDServerAuth)
-				b.AddASN1ObjectIdentifier(OIDClientAuth)
-			})
-		})
+	if t.CA {
+		addBasic(b, true, t.PathLen)
+	} else {
+		b.AddBytes(leafExtensions)
 	}
-	addExtension(b, OIDBasic, true, func(b *cryptobyte.Builder) {
-		b.AddASN1(cbasn1.SEQUENCE, func(b *cryptobyte.Builder) {
-			if t.CA {
-				b.AddASN1Boolean(true)
-				if t.PathLen >= 0 {
-					b.AddASN1Int64(int64(t.PathLen))
-				}
-			}
-		})
-	})
 	addExtension(b, OIDSKI, false, func(b *cryptobyte.Builder) { b.AddASN1OctetString(t.SKI) })
 	addAKI(b, t.AKI)
 	// RFC 5280 section 4.1.2.6: critical when the subject is empty.
@@ -171,6 +158,33 @@ func (t *Template) addExtensions(b *cryptobyte.Builder) {
 	if t.Attestation != nil {
 		addExtension(b, OIDAttestation, false, func(b *cryptobyte.Builder) { b.AddBytes(t.Attestation) })
 	}
+}
+
+// leafExtensions are the two that all leaves have alike.
+var leafExtensions = func() []byte {
+	b := cryptobyte.NewBuilder(nil)
+	addExtension(b, OIDExtKeyUsage, false, func(b *cryptobyte.Builder) {
+		b.AddASN1(cbasn1.SEQUENCE, func(b *cryptobyte.Builder) {
+			b.AddASN1ObjectIdentifier(OIDServerAuth)
+			b.AddASN1ObjectIdentifier(OIDClientAuth)
+		})
+	})
+	addBasic(b, false, -1)
+	return b.BytesOrPanic()
+}()
+
+func addBasic(b *cryptobyte.Builder, ca bool, pathLen int) {
+	addExtension(b, OIDBasic, true, func(b *cryptobyte.Builder) {
+		b.AddASN1(cbasn1.SEQUENCE, func(b *cryptobyte.Builder) {
+			if !ca {
+				return // FALSE is the default, which DER leaves out
+			}
+			b.AddASN1Boolean(true)
+			if pathLen >= 0 {
+				b.AddASN1Int64(int64(pathLen))
+			}
+		})
+	})
 }
 
 func (t *Template) addSAN(b *cryptobyte.Builder) {

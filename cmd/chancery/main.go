@@ -20,6 +20,7 @@ import (
 	"github.com/chancery-project/chancery/cmd/chancery/agent"
 	"github.com/chancery-project/chancery/cmd/chancery/ceremony"
 	"github.com/chancery-project/chancery/cmd/chancery/dev"
+	"github.com/chancery-project/chancery/cmd/chancery/doctor"
 	"github.com/chancery-project/chancery/cmd/chancery/inspect"
 	"github.com/chancery-project/chancery/cmd/chancery/log"
 	"github.com/chancery-project/chancery/cmd/chancery/process"
@@ -71,7 +72,7 @@ func newRoot() *cobra.Command {
 	authority.AddCommand(ceremony.Command(), ceremony.ImportCommand())
 	root.AddCommand(server.Command(), agent.Command(), dev.Command(), authority,
 		svid.Command(agent.DefaultSocket, dev.DefaultSocket()), inspect.Command(), log.Command(),
-		status.Command())
+		status.Command(), doctor.Command())
 	return root
 }
 

@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"time"
 
 	"github.com/chancery-project/chancery/api/chanceryv1"
 	"github.com/chancery-project/chancery/cmd/chancery/server/report"
@@ -34,3 +35,6 @@ func (s *Settings) AdminSocket() string { return s.adminSocket() }
 
 // RootsFile is where the roots lie for agents.
 func (s *Settings) RootsFile() string { return s.rootsFile() }
+
+// MaxTTL is the longest lifetime of workload certificates.
+func (s *Settings) MaxTTL() time.Duration { return s.profile.MaxTTL() }

@@ -32,7 +32,11 @@ type exam struct {
 
 // examineServer goes through all checks. None stops another.
 func examineServer(ctx context.Context, s *server.Settings, config string, offline bool) *status.Report {
-	e := &exam{settings: s, config: config, offline: offline, now: time.Now()}
+	return examineServerAt(ctx, s, config, offline, time.Now())
+}
+
+func examineServerAt(ctx context.Context, s *server.Settings, config string, offline bool, now time.Time) *status.Report {
+	e := &exam{settings: s, config: config, offline: offline, now: now}
 	for _, check := range []struct {
 		name string
 		run  func(context.Context)

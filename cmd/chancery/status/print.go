@@ -18,9 +18,9 @@ func Print(out io.Writer, s *checkup.State) {
 	case !s.Running:
 		say("trust domain %s, as its files say", s.TrustDomain)
 	case s.NotReady == "":
-		say("server of trust domain %s, ready, up for %s", s.TrustDomain, checkup.Span(s.Time.Sub(*s.Started)))
+		say("server of trust domain %s, ready, started %s", s.TrustDomain, ago(s.Time, s.Started))
 	default:
-		say("server of trust domain %s, NOT READY, up for %s", s.TrustDomain, checkup.Span(s.Time.Sub(*s.Started)))
+		say("server of trust domain %s, NOT READY, started %s", s.TrustDomain, ago(s.Time, s.Started))
 	}
 	printAuthorities(say, s)
 	if r := s.Requests; r != nil {
@@ -101,7 +101,7 @@ func orError(why string) string {
 
 func ago(now time.Time, t *time.Time) string {
 	if t == nil {
-		return "never"
+		return "at an unknown time"
 	}
 	return checkup.Span(now.Sub(*t)) + " ago"
 }

@@ -910,8 +910,10 @@ type GetStatusResponse struct {
 	Outcomes []*GetStatusResponse_Outcome `protobuf:"bytes,10,rep,name=outcomes,proto3" json:"outcomes,omitempty"`
 	AuditLog *GetStatusResponse_AuditLog  `protobuf:"bytes,11,opt,name=audit_log,json=auditLog,proto3" json:"audit_log,omitempty"`
 	// Absent if there is none.
-	IssuanceLog   *GetStatusResponse_IssuanceLog `protobuf:"bytes,12,opt,name=issuance_log,json=issuanceLog,proto3" json:"issuance_log,omitempty"`
-	Clusters      []*GetStatusResponse_Cluster   `protobuf:"bytes,13,rep,name=clusters,proto3" json:"clusters,omitempty"`
+	IssuanceLog *GetStatusResponse_IssuanceLog `protobuf:"bytes,12,opt,name=issuance_log,json=issuanceLog,proto3" json:"issuance_log,omitempty"`
+	Clusters    []*GetStatusResponse_Cluster   `protobuf:"bytes,13,rep,name=clusters,proto3" json:"clusters,omitempty"`
+	// Certificates could be issued once since the start.
+	WasReady      bool `protobuf:"varint,14,opt,name=was_ready,json=wasReady,proto3" json:"was_ready,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1035,6 +1037,13 @@ func (x *GetStatusResponse) GetClusters() []*GetStatusResponse_Cluster {
 		return x.Clusters
 	}
 	return nil
+}
+
+func (x *GetStatusResponse) GetWasReady() bool {
+	if x != nil {
+		return x.WasReady
+	}
+	return false
 }
 
 type GetStatusResponse_Document struct {
@@ -1678,7 +1687,7 @@ const file_chancery_proto_rawDesc = "" +
 	"generation\x18\x04 \x01(\x04R\n" +
 	"generation\x12 \n" +
 	"\vcertificate\x18\x05 \x01(\fR\vcertificate\"\x12\n" +
-	"\x10GetStatusRequest\"\xf0\x0e\n" +
+	"\x10GetStatusRequest\"\x8d\x0f\n" +
 	"\x11GetStatusResponse\x12.\n" +
 	"\x04time\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x124\n" +
 	"\astarted\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\astarted\x12!\n" +
@@ -1693,7 +1702,8 @@ const file_chancery_proto_rawDesc = "" +
 	" \x03(\v2&.chancery.v1.GetStatusResponse.OutcomeR\boutcomes\x12D\n" +
 	"\taudit_log\x18\v \x01(\v2'.chancery.v1.GetStatusResponse.AuditLogR\bauditLog\x12M\n" +
 	"\fissuance_log\x18\f \x01(\v2*.chancery.v1.GetStatusResponse.IssuanceLogR\vissuanceLog\x12B\n" +
-	"\bclusters\x18\r \x03(\v2&.chancery.v1.GetStatusResponse.ClusterR\bclusters\x1a\xb6\x01\n" +
+	"\bclusters\x18\r \x03(\v2&.chancery.v1.GetStatusResponse.ClusterR\bclusters\x12\x1b\n" +
+	"\twas_ready\x18\x0e \x01(\bR\bwasReady\x1a\xb6\x01\n" +
 	"\bDocument\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\x04R\aversion\x12\x1e\n" +
 	"\n" +

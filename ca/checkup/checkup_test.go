@@ -64,7 +64,7 @@ func caWith(t *testing.T, renewedBy string, lives ...life) *State {
 	}
 	started, checked, sequenced := now.Add(-time.Hour), now.Add(-30*time.Second), now.Add(-time.Second)
 	s := &State{
-		Time: now, Running: true, Started: &started, TrustDomain: "cluster.local", RenewedBy: renewedBy, MaxTTL: day.Seconds(),
+		Time: now, Running: true, WasReady: true, Started: &started, TrustDomain: "cluster.local", RenewedBy: renewedBy, MaxTTL: day.Seconds(),
 		Document: &Document{Version: 1, Generation: 1, Logs: []Log{{ID: 1 << 24}}},
 		Keys:     []Key{{Name: "issuer a", Store: StoreState, Checked: &checked}, {Name: "root b", Store: StoreState, Checked: &checked}},
 		AuditLog: &AuditLog{Path: "/audit"}, IssuanceLog: &IssuanceLog{Dir: "/log", Size: 10, Covered: 8, Sequenced: &sequenced},
@@ -163,7 +163,11 @@ func TestJudge(t *testing.T) {
 	}{
 		{"nothing", func(*State) {}, ""},
 		{"not ready", func(s *State) { s.NotReady = "the disk is full" }, "critical server.not-ready"},
-		{"not ready yet", func(s *State) { s.NotReady, s.Started = "no certificate yet", ago(s, 10*time.Second) }, "warning server.not-ready"},
+		{"not ready yet", func(s *State) {
+			s.NotReady, s.Started, s.WasReady = "no certificate yet", ago(s, 10*time.Second), false
+		}, "warning server.not-ready"},
+		{"not ready any more", func(s *State) { s.NotReady, s.Started = "the disk is full", ago(s, 10*time.Second) }, "critical server.not-ready"},
+		{"never ready", func(s *State) { s.NotReady, s.WasReady = "no certificate yet", false }, "critical server.not-ready"},
 		{"no issuer", func(s *State) { s.Certs = s.Certs[:1]; s.Certs[0].InUse = false }, "critical issuer.missing"},
 		{"the root issues", func(s *State) { s.Certs = s.Certs[:1] }, ""},
 		{"retired issuer has ended", func(s *State) {
@@ -198,7 +202,7 @@ func TestJudge(t *testing.T) {
 		{"no issuance log", func(s *State) { s.IssuanceLog = nil }, ""},
 		{"cluster never ready", func(s *State) { s.Clusters[0] = Cluster{Name: "east", NotReady: "no keys"} }, "critical cluster.not-ready"},
 		{"cluster not ready yet", func(s *State) {
-			s.Clusters[0], s.Started = Cluster{Name: "east", NotReady: "no keys"}, ago(s, time.Second)
+			s.Clusters[0], s.Started, s.WasReady = Cluster{Name: "east", NotReady: "no keys"}, ago(s, time.Second), false
 		}, "warning cluster.not-ready"},
 		{"cluster lost", func(s *State) { s.Clusters[0].NotReady = "no watch" }, "warning cluster.lost"},
 		{"the only cluster lost", func(s *State) { s.Clusters = s.Clusters[:1]; s.Clusters[0].NotReady = "no watch" }, "critical cluster.lost"},

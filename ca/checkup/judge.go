@@ -42,12 +42,12 @@ func Judge(s *State) []Finding {
 	return all
 }
 
-// starting reports whether a server may still lack what it will soon have.
-func (s *State) starting() bool { return s.Started != nil && s.Time.Sub(*s.Started) < startTime }
+// young reports whether a server may not have come round to everything yet.
+func (s *State) young() bool { return s.Started != nil && s.Time.Sub(*s.Started) < startTime }
 
 // unlessStarting softens what is normal while a server starts.
 func (s *State) unlessStarting(x Severity) Severity {
-	if s.starting() {
+	if s.young() && !s.WasReady {
 		return Warning
 	}
 	return x
@@ -97,7 +97,7 @@ func (s *State) judgeLife(c *Certificate, left time.Duration) []Finding {
 		return []Finding{Found("certificate.ending", Critical, c.Name(), "%s", says)}
 	}
 	late := s.Time.Sub(c.NotBefore.Add(life / 2))
-	if c.Kind == KindIssuer && self && s.Running && late > max(overdueLeast, time.Duration(overdueShare*float64(life))) && !s.starting() {
+	if c.Kind == KindIssuer && self && s.Running && late > max(overdueLeast, time.Duration(overdueShare*float64(life))) && !s.young() {
 		return []Finding{Found("issuer.overdue", Critical, c.Name(), "should have been renewed %s ago, and %s", Span(late), says)}
 	}
 	if share < warn {
@@ -132,7 +132,7 @@ func (s *State) judgeKey(k *Key) []Finding {
 		return []Finding{Found("key.slow", Warning, subject, "(%s) has not answered for %s", k.Store, Span(s.Time.Sub(*k.Waiting)))}
 	case k.SignSeconds > slowKey.Seconds():
 		return []Finding{Found("key.slow", Warning, subject, "(%s) took %.1f s for a signature", k.Store, k.SignSeconds)}
-	case s.Running && k.Waiting == nil && (k.Checked == nil && !s.starting() || k.Checked != nil && s.Time.Sub(*k.Checked) > staleKey):
+	case s.Running && k.Waiting == nil && (k.Checked == nil && !s.young() || k.Checked != nil && s.Time.Sub(*k.Checked) > staleKey):
 		return []Finding{Found("key.unwatched", Warning, subject, "was not checked within the last %s", Span(staleKey))}
 	}
 	return nil

@@ -19,6 +19,7 @@ type State struct {
 	Started     *time.Time    `json:"started,omitempty"`
 	TrustDomain string        `json:"trustDomain"`
 	NotReady    string        `json:"notReady,omitempty"` // why nothing can be issued
+	WasReady    bool          `json:"wasReady"`           // since the start
 	Document    *Document     `json:"document,omitempty"`
 	RenewedBy   string        `json:"issuerRenewedBy"` // RenewedByServer, RenewedByImport or RenewedByFiles
 	MaxTTL      float64       `json:"leafMaxSeconds"`

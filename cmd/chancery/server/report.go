@@ -12,7 +12,7 @@ import (
 func (s *Server) newReport() *report.Reporter {
 	c := s.settings
 	r := report.Config{
-		Domain: c.domain, MaxTTL: c.profile.MaxTTL(), Plugged: c.Issuer != nil, Ready: s.ready, Authority: s.authority, Health: s.health,
+		Domain: c.domain, MaxTTL: c.profile.MaxTTL(), Plugged: c.Issuer != nil, Ready: s.ready, WasReady: s.wasReady.Load, Authority: s.authority, Health: s.health,
 		Own: s.own, Recent: s.requests.Recent(), Log: s.log, AuditLog: c.AuditLog, Issuance: s.issuance, IssuanceLog: c.IssuanceLog,
 	}
 	for _, k := range s.clusters {

@@ -10,6 +10,7 @@ import (
 	"net"
 	"os"
 	"os/signal"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -48,6 +49,7 @@ type Server struct {
 	keeper    *rotate.Keeper // of the server's own certificate
 	grpc      *csr.Server
 	registry  *prometheus.Registry
+	wasReady  atomic.Bool  // once since the start
 	listener  net.Listener // set by Listen
 	metrics   net.Listener // set by Listen
 	admin     net.Listener // set by Listen
@@ -258,6 +260,9 @@ func (s *Server) watchReady(ctx context.Context, started func()) error {
 		}
 		err := s.ready()
 		s.grpc.SetReady(err == nil)
+		if err == nil {
+			s.wasReady.Store(true)
+		}
 		switch {
 		case err == nil && was != nil:
 			s.logger.Info("ready", "listen", s.listener.Addr().String(), "metrics", s.metrics.Addr().String())

@@ -71,7 +71,7 @@ func probe(ctx context.Context, socket string) error {
 // stateOf reads an answer.
 func stateOf(r *chanceryv1.GetStatusResponse) (*checkup.State, error) {
 	s := &checkup.State{
-		Running: true, Time: r.GetTime().AsTime(), Started: timeOf(r.GetStarted()), TrustDomain: r.GetTrustDomain(), NotReady: r.GetNotReady(),
+		Running: true, Time: r.GetTime().AsTime(), Started: timeOf(r.GetStarted()), TrustDomain: r.GetTrustDomain(), NotReady: r.GetNotReady(), WasReady: r.GetWasReady(),
 		RenewedBy: r.GetIssuerRenewedBy(), MaxTTL: r.GetMaxTtl().AsDuration().Seconds(), Certs: []checkup.Certificate{}, Keys: []checkup.Key{}, Clusters: []checkup.Cluster{},
 		Requests: &checkup.Requests{Reasons: map[string]checkup.Count{}},
 	}

@@ -36,6 +36,7 @@ type Config struct {
 	MaxTTL      time.Duration // of workload certificates
 	Plugged     bool          // the issuer is plugged in from files
 	Ready       func() error
+	WasReady    func() bool
 	Authority   *authority.Keeper
 	Health      *keys.Health
 	Own         func() *trust.Identity
@@ -80,7 +81,7 @@ func (r *Reporter) Status(actor string) (*chanceryv1.GetStatusResponse, error) {
 	}
 	c, now := r.config, time.Now()
 	resp := &chanceryv1.GetStatusResponse{
-		Time: timestamppb.New(now), Started: timestamppb.New(r.started), TrustDomain: c.Domain.String(), NotReady: text(c.Ready()),
+		Time: timestamppb.New(now), Started: timestamppb.New(r.started), TrustDomain: c.Domain.String(), NotReady: text(c.Ready()), WasReady: c.WasReady(),
 		MaxTtl: durationpb.New(c.MaxTTL),
 	}
 	stores, err := r.authorities(resp, now)

@@ -58,7 +58,7 @@ func parts(t *testing.T) Config {
 	keeper, err := authority.Open(t.Context(), c)
 	must(err)
 	return Config{
-		Domain: td, MaxTTL: p.MaxTTL(), Ready: func() error { return nil }, Authority: keeper, Own: func() *trust.Identity { return nil },
+		Domain: td, MaxTTL: p.MaxTTL(), Ready: func() error { return nil }, WasReady: func() bool { return true }, Authority: keeper, Own: func() *trust.Identity { return nil },
 		Health: keys.NewHealth(keys.HealthConfig{Keys: keeper.Keys, Logger: slog.New(slog.DiscardHandler), Metrics: prometheus.NewRegistry()}),
 		Recent: tally.New(), Log: log, AuditLog: file, Issuance: issued, IssuanceLog: logDir,
 	}
@@ -98,7 +98,7 @@ func TestStatusSaysWhatThePartsSay(t *testing.T) {
 		t.Error(err)
 	}
 	resp := ask(t, New(c), "unix:root")
-	if resp.GetNotReady() != "the disk is full" || resp.GetTrustDomain() != "cluster.local" || resp.GetMaxTtl().AsDuration() != 24*time.Hour ||
+	if resp.GetNotReady() != "the disk is full" || !resp.GetWasReady() || resp.GetTrustDomain() != "cluster.local" || resp.GetMaxTtl().AsDuration() != 24*time.Hour ||
 		resp.GetIssuerRenewedBy() != "server" || resp.GetDocument().GetVersion() != 1 || len(resp.GetDocument().GetLogs()) != 1 {
 		t.Errorf("%v", resp)
 	}

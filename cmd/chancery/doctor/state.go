@@ -153,12 +153,11 @@ func (e *exam) keys(ctx context.Context, doc *authority.Document, td trust.Domai
 		}
 		name := string(kind) + " " + a.ID
 		k := checkup.Key{Name: name, Store: stores[name]}
-		began := time.Now()
-		if err := tryKey(ctx, a, td, sealer, kept, storeErr); errors.Is(err, fs.ErrPermission) || errors.Is(err, errToken) {
+		if took, err := tryKey(ctx, a, td, sealer, kept, storeErr); errors.Is(err, fs.ErrPermission) || errors.Is(err, errToken) {
 			k.Unknown = err.Error()
 		} else {
 			now := time.Now()
-			k.Checked, k.SignSeconds = &now, now.Sub(began).Seconds()
+			k.Checked, k.SignSeconds = &now, took.Seconds()
 			if err != nil {
 				k.Error = err.Error()
 			}
@@ -182,9 +181,10 @@ func (e *exam) openStore(ctx context.Context) (keystore.Store, error) {
 	return place.Open(ctx, slog.New(slog.DiscardHandler))
 }
 
-func tryKey(ctx context.Context, a *authority.Authority, td trust.Domain, sealer *keys.Sealer, kept keystore.Store, storeErr error) error {
+// tryKey makes a signature with an authority's key, and returns how long that took.
+func tryKey(ctx context.Context, a *authority.Authority, td trust.Domain, sealer *keys.Sealer, kept keystore.Store, storeErr error) (time.Duration, error) {
 	if a.KeyRef != "" && storeErr != nil {
-		return storeErr
+		return 0, storeErr
 	}
 	var from keys.Store
 	if kept != nil { // else it would be an interface that holds nil
@@ -192,7 +192,9 @@ func tryKey(ctx context.Context, a *authority.Authority, td trust.Domain, sealer
 	}
 	signer, err := a.OpenKey(ctx, td, sealer, from)
 	if err != nil {
-		return err
+		return 0, err
 	}
-	return keys.Check(signer)
+	began := time.Now()
+	err = keys.Check(signer)
+	return time.Since(began), err
 }

@@ -2,6 +2,7 @@ package report
 
 import (
 	"context"
+	"crypto"
 	"errors"
 	"log/slog"
 	"os"
@@ -59,10 +60,13 @@ func parts(t *testing.T) Config {
 	must(err)
 	return Config{
 		Domain: td, MaxTTL: p.MaxTTL(), Ready: func() error { return nil }, WasReady: func() bool { return true }, Authority: keeper, Own: func() *trust.Identity { return nil },
-		Health: keys.NewHealth(keys.HealthConfig{Keys: keeper.Keys, Logger: slog.New(slog.DiscardHandler), Metrics: prometheus.NewRegistry()}),
+		Health: keys.NewHealth(keys.HealthConfig{Keys: func() []keys.Watched { return append(keeper.Keys(), gone) }, Logger: slog.New(slog.DiscardHandler), Metrics: prometheus.NewRegistry()}),
 		Recent: tally.New(), Log: log, AuditLog: file, Issuance: issued, IssuanceLog: logDir,
 	}
 }
+
+// gone is a key in a store that has lost it.
+var gone = keys.Watched{Name: "issuer gone", Open: func(context.Context) (crypto.Signer, error) { return nil, keys.ErrNotFound }}
 
 func ask(t *testing.T, r *Reporter, actor string) *chanceryv1.GetStatusResponse {
 	t.Helper()
@@ -87,7 +91,7 @@ func TestStatusSaysWhatThePartsSay(t *testing.T) {
 	done := make(chan error)
 	go func() { done <- c.Health.Run(ctx) }()
 	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(5 * time.Millisecond) {
-		if v := c.Health.Verdicts(); len(v) == 2 && !v[0].Checked.IsZero() && !v[1].Checked.IsZero() {
+		if v := c.Health.Verdicts(); len(v) == 3 && !v[0].Checked.IsZero() && !v[1].Checked.IsZero() && !v[2].Checked.IsZero() {
 			break
 		} else if time.Now().After(deadline) {
 			t.Fatalf("keys are not checked: %+v", v)
@@ -106,7 +110,11 @@ func TestStatusSaysWhatThePartsSay(t *testing.T) {
 		t.Errorf("certificates: %v", certs)
 	}
 	for _, k := range resp.GetKeys() {
-		if k.GetStore() != "sealed in the state" || k.GetError() != "" || k.GetTook() == nil || k.GetChecked() == nil {
+		if k.GetName() == gone.Name {
+			if k.GetError() != keys.ErrNotFound.Error() {
+				t.Errorf("a key that is gone: %v", k)
+			}
+		} else if k.GetStore() != "sealed in the state" || k.GetError() != "" || k.GetTook() == nil || k.GetChecked() == nil {
 			t.Errorf("key: %v", k)
 		}
 	}

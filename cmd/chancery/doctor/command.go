@@ -64,6 +64,9 @@ func examine(ctx context.Context, file string, offline bool) (*status.Report, er
 	if err != nil {
 		return nil, err
 	}
+	if err := process.Absolute(".", &file); err != nil {
+		return nil, err
+	}
 	return examineServer(ctx, s, file, offline), nil
 }
 

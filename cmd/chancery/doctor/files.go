@@ -15,6 +15,7 @@ import (
 
 	"github.com/chancery-project/chancery/ca/checkup"
 	"github.com/chancery-project/chancery/ca/issuelog"
+	"github.com/chancery-project/chancery/ca/keys/pkcs11"
 	"github.com/chancery-project/chancery/trust"
 )
 
@@ -53,6 +54,11 @@ func (e *exam) serverFiles() []file {
 		all = append(all, file{what: "key folder", path: c.Keys.Dir, most: 0o700, own: true},
 			file{what: "passphrase", path: c.Keys.PassphraseFile, most: 0o600, secret: true, needed: true, own: true})
 	}
+	if uri, err := pkcs11.ParseURI(c.Keys.PKCS11); err == nil { // else there is none: the config was checked
+		module, pin := uri.Files()
+		all = append(all, file{what: "PKCS#11 library", path: module, most: 0o755, needed: true},
+			file{what: "PIN", path: pin, most: 0o600, secret: true, needed: true, own: true})
+	}
 	if c.Issuer != nil { // the server takes what a mounted Secret looks like by default, which others can read
 		key := filepath.Join(c.Issuer.CACerts, "ca-key.pem")
 		if c.Issuer.TLS != "" {
@@ -82,11 +88,17 @@ func (e *exam) checkFiles(context.Context) {
 		e.checkFile(f, user)
 	}
 	folders := map[string]bool{}
-	for _, path := range []string{c.State.SQLite, c.State.SealingKey} {
-		if dir := filepath.Dir(path); !folders[dir] {
+	once := func(dir string, user int64) {
+		if !folders[dir] {
 			folders[dir] = true
 			e.checkFolder(dir, user)
 		}
+	}
+	once(filepath.Dir(c.State.SQLite), user)
+	once(filepath.Dir(c.State.SealingKey), user)
+	once(filepath.Dir(e.config), -1) // often an admin's, as are issuer files
+	if c.Issuer != nil {
+		once(c.Issuer.CACerts+c.Issuer.TLS, -1) // one of which is set
 	}
 }
 

@@ -12,8 +12,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/chancery-project/chancery/ca/authority"
 	"github.com/chancery-project/chancery/ca/checkup"
 	"github.com/chancery-project/chancery/ca/issuelog"
+	"github.com/chancery-project/chancery/ca/keys"
+	"github.com/chancery-project/chancery/ca/store"
 	"github.com/chancery-project/chancery/cmd/chancery/server"
 	"github.com/chancery-project/chancery/cmd/chancery/status"
 )
@@ -114,14 +117,6 @@ func TestServerThatIsDown(t *testing.T) {
 	}{
 		{name: "as it should be"},
 		{name: "keys in files", more: inFiles},
-		{name: "sealing key beside the state", change: func(p place) {
-			p.must(os.Rename(p.path("secrets/state.key"), p.path("state/state.key")))
-			p.change(", sealingKey: secrets/state.key", "")
-		}, want: []string{"warning sealing-key.beside-state"}},
-		{name: "sealing key in a link beside the state", change: func(p place) {
-			p.must(os.Rename(p.path("secrets/state.key"), p.path("state/state.key")))
-			p.must(os.Symlink(p.path("state/state.key"), p.path("secrets/state.key")))
-		}, want: []string{"warning sealing-key.beside-state"}},
 		{name: "no sealing key", change: func(p place) { p.must(os.Remove(p.path("secrets/state.key"))) },
 			want: append([]string{"critical sealing-key.unusable"}, unknown...)},
 		{name: "sealing key that others can read", change: func(p place) { p.must(os.Chmod(p.path("secrets/state.key"), 0o644)) },
@@ -134,6 +129,7 @@ func TestServerThatIsDown(t *testing.T) {
 			want: append([]string{"critical state.refused"}, unknown...)},
 		{name: "state that others can read", change: func(p place) { p.must(os.Chmod(p.path("state/state.db"), 0o640)) }, want: []string{"warning file.exposed"}},
 		{name: "folder that others can write", change: func(p place) { p.must(os.Chmod(p.path("state"), 0o777)) }, want: []string{"warning folder.writable"}},
+		{name: "config's folder that others can write", change: func(p place) { p.must(os.Chmod(p.dir, 0o777)) }, want: []string{"warning folder.writable"}},
 		{name: "no folder for the audit log", change: func(p place) { p.change("logs/audit.jsonl", "gone/audit.jsonl") },
 			want: []string{"critical audit-log.unusable"}, says: "gone: no such file"},
 		{name: "audit log is a folder", change: func(p place) { p.change("logs/audit.jsonl", "logs") },
@@ -210,6 +206,78 @@ func TestServerThatIsDown(t *testing.T) {
 				t.Errorf("it tells a passphrase:\n%s", text)
 			}
 		})
+	}
+}
+
+// TestD9SealingKeyBesideTheState: wherever in the state's folder the sealing key lies, and by whatever name, doctor warns.
+func TestD9SealingKeyBesideTheState(t *testing.T) {
+	for name, change := range map[string]func(place){
+		"by default": func(p place) {
+			p.must(os.Rename(p.path("secrets/state.key"), p.path("state/state.key")))
+			p.change(", sealingKey: secrets/state.key", "")
+		},
+		"below it": func(p place) {
+			p.must(os.Rename(p.path("secrets"), p.path("state/secrets")))
+			p.change("secrets/state.key", "state/secrets/state.key")
+		},
+		"by a link to the key": func(p place) {
+			p.must(os.Rename(p.path("secrets/state.key"), p.path("state/state.key")))
+			p.must(os.Symlink(p.path("state/state.key"), p.path("secrets/state.key")))
+		},
+		"by a link to the folder": func(p place) {
+			p.must(os.Rename(p.path("secrets/state.key"), p.path("state/state.key")))
+			p.must(os.Remove(p.path("secrets")))
+			p.must(os.Symlink("state", p.path("secrets")))
+		},
+	} {
+		p := newPlace(t, config)
+		change(p)
+		if _, got := p.look(true, time.Now()); !slices.Equal(got, []string{"warning sealing-key.beside-state"}) {
+			t.Errorf("%s: found %v", name, got)
+		}
+	}
+	p := newPlace(t, config)
+	p.must(os.Rename(p.path("secrets"), p.path("state-secrets"))) // whose name only begins like the state's folder
+	p.change("secrets/state.key", "state-secrets/state.key")
+	if _, got := p.look(true, time.Now()); len(got) != 0 {
+		t.Errorf("in a folder of its own: found %v", got)
+	}
+}
+
+// TestTokenIsNotOpened: while the server is down nobody tries a PIN; that the keys were not checked is said.
+func TestTokenIsNotOpened(t *testing.T) {
+	p := newPlace(t, config)
+	s, err := server.Load(p.path("server.yaml"))
+	p.must(err)
+	sealer, err := keys.LoadSealer(s.State.SealingKey)
+	p.must(err)
+	st, err := store.OpenSQLite(t.Context(), s.State.SQLite)
+	p.must(err)
+	data, version, err := st.Load(t.Context())
+	p.must(err)
+	doc, err := authority.DecodeDocument(data, version, sealer)
+	p.must(err)
+	next, err := doc.Next(data)
+	p.must(err)
+	for i := range next.Domains["cluster.local"].Authorities {
+		a := &next.Domains["cluster.local"].Authorities[i]
+		a.Key, a.KeyRef = nil, "pkcs11:id=00112233445566778899aabbccddeeff;object=chancery-00112233"
+	}
+	data, err = next.Encode(sealer)
+	p.must(err)
+	p.must(st.Replace(t.Context(), version, data))
+	st.Close()
+	p.write("pin", "4711", 0o644)
+	p.write("library.so", "", 0o777)
+	p.write("server.yaml", config+"keys: {pkcs11: \"pkcs11:module-path="+p.path("library.so")+";token=a?pin-source="+p.path("pin")+"\"}\n", 0o600)
+	r, got := p.look(true, time.Now())
+	if !slices.Equal(got, []string{"critical file.exposed", "warning unchecked", "warning unchecked", "warning file.writable"}) {
+		t.Errorf("found %v", got)
+	}
+	for _, k := range r.CA.Keys {
+		if k.Store != "token" || !strings.Contains(k.Unknown, "each wrong PIN counts") || k.Checked != nil {
+			t.Errorf("%+v", k)
+		}
 	}
 }
 

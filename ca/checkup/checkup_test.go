@@ -220,14 +220,14 @@ func TestJudge(t *testing.T) {
 
 func TestFindingSaysEverything(t *testing.T) {
 	s := caWith(t, RenewedByServer)
-	s.Keys[0].Error = "the token is gone"
+	s.Keys[0].Error = "the token is gone\nand its library"
 	f := Judge(s)[0]
 	for _, text := range []string{f.ID, f.Subject, f.Problem, f.Meaning, f.Remedy} {
 		if text == "" {
 			t.Errorf("a part is missing: %+v", f)
 		}
 	}
-	if !strings.Contains(f.Problem, "the token is gone") || f.Subject != "key of issuer a" {
+	if !strings.Contains(f.Problem, "the token is gone; and its library") || f.Subject != "key of issuer a" {
 		t.Errorf("%+v", f)
 	}
 	if f := Unchecked("state.db", errors.New("permission denied")); f.Severity != Warning || !strings.Contains(f.Problem, "permission denied") {

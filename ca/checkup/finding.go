@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"strings"
 )
 
 // Severity is how bad a finding is.
@@ -37,8 +38,11 @@ func Found(id string, s Severity, subject, problem string, args ...any) Finding 
 	if !ok {
 		panic("checkup: there is no finding " + id) // a test makes each
 	}
-	return Finding{id, s, subject, fmt.Sprintf(problem, args...), e.Meaning, e.Remedy}
+	return Finding{id, s, subject, OneLine(fmt.Sprintf(problem, args...)), e.Meaning, e.Remedy}
 }
+
+// OneLine writes what several joined errors say in one line.
+func OneLine(s string) string { return strings.ReplaceAll(strings.TrimRight(s, "\n"), "\n", "; ") }
 
 // Unchecked is the finding that something could not be checked.
 func Unchecked(what string, why error) Finding {
@@ -61,7 +65,7 @@ func Worst(all []Finding) Severity {
 	return worst
 }
 
-// Count returns how many findings there are of a severity.
+// CountOf returns how many findings there are of a severity.
 func CountOf(all []Finding, s Severity) (n int) {
 	for _, f := range all {
 		if f.Severity == s {

@@ -180,8 +180,8 @@ func TestStatusAndDoctor(t *testing.T) {
 
 	// It is down, by a crash that left its write-ahead log; doctor never keeps it from starting.
 	server.Kill()
-	waitFound(t, time.Second, "status", server.Config, "critical server.down")
-	waitFound(t, time.Second, "doctor", server.Config, "critical server.down", beside)
+	waitFound(t, 10*time.Second, "status", server.Config, "critical server.down")
+	waitFound(t, 10*time.Second, "doctor", server.Config, "critical server.down", beside)
 	if h, code := askHealth(t, "doctor", "--offline", "-c", server.Config); code != 2 || len(h.CA.Certificates) != 2 || len(h.CA.Keys) != 2 || h.CA.Keys[0].Error != "" {
 		t.Errorf("exit code %d, %+v", code, h)
 	}
@@ -253,6 +253,11 @@ func TestStatusOfAnIssuerThatEnds(t *testing.T) {
 	server := NewServer(t, serverYAML{Clusters: []clusterYAML{k.StaticCluster(t)}, Issuer: map[string]string{"tls": dir}})
 	server.Start(t)
 	server.WaitReady(t)
+	foreign := authority(t, "foreign root", p256(t), nil)
+	mountSecret(t, dir, tlsSecret.files(authority(t, "issuer of a foreign root", p256(t), foreign), nil, foreign))
+	if h, _ := askHealth(t, "doctor", "-c", server.Config); !slices.Contains(h.ids(), "warning issuer-files.unusable") {
+		t.Errorf("files that bring other roots: %+v", h.Findings)
+	}
 	Eventually(t, time.Minute, "the end of the issuer is told", func() error {
 		h, code := askHealth(t, "status", "-c", server.Config)
 		for _, f := range h.Findings {

@@ -44,6 +44,7 @@ func examineServerAt(ctx context.Context, s *server.Settings, config string, off
 		{"server", e.askServer},
 		{"state", e.readState},
 		{"chain, keys, logs and clusters", e.judge},
+		{"issuer files", e.checkPlugged},
 		{"roots.pem", e.checkRoots},
 		{"audit log", e.checkAuditLog},
 		{"issuance log", e.checkIssuanceLog},

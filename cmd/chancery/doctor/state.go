@@ -1,12 +1,14 @@
 package doctor
 
 import (
+	"bytes"
 	"context"
 	"crypto/x509"
 	"errors"
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"slices"
 	"time"
 
 	"github.com/chancery-project/chancery/ca/authority"
@@ -117,6 +119,18 @@ func (e *exam) chain(doc *authority.Document, td trust.Domain) (chain, roots []*
 
 // plugged reads plugged-in files.
 func (e *exam) plugged(have *trust.Bundle, td trust.Domain) []*x509.Certificate {
+	dir, set := e.readPlugged(checkup.Critical)
+	if set == nil {
+		return nil
+	}
+	if brought, err := trust.NewBundle(td, have.Generation(), set.Roots); err != nil || !have.SameRoots(brought) {
+		e.found("issuer-files.unusable", checkup.Critical, "issuer files "+dir, "bring other roots than the trust domain was set up with")
+	}
+	return set.Chain
+}
+
+// readPlugged reads the files; nil if that is not possible, which is a finding then.
+func (e *exam) readPlugged(s checkup.Severity) (dir string, set *files.Set) {
 	dir, layout := e.settings.Issuer.CACerts, files.CACerts
 	if dir == "" {
 		dir, layout = e.settings.Issuer.TLS, files.TLS
@@ -125,16 +139,38 @@ func (e *exam) plugged(have *trust.Bundle, td trust.Domain) []*x509.Certificate 
 	switch {
 	case errors.Is(err, fs.ErrPermission):
 		e.unchecked("issuer files "+dir, err)
-		return nil
+		return dir, nil
 	case err != nil:
-		e.found("issuer-files.unusable", checkup.Critical, "issuer files "+dir, "cannot be used: %v", err)
-		return nil
+		e.found("issuer-files.unusable", s, "issuer files "+dir, "cannot be used: %v", err)
+		return dir, nil
 	}
-	if brought, err := trust.NewBundle(td, have.Generation(), set.Roots); err != nil || !have.SameRoots(brought) {
-		e.found("issuer-files.unusable", checkup.Critical, "issuer files "+dir, "bring other roots than the trust domain was set up with")
-	}
-	return set.Chain
+	return dir, set
 }
+
+// checkPlugged looks whether a server that runs uses the files as they lie there: it goes on with the former ones when it cannot.
+func (e *exam) checkPlugged(context.Context) {
+	if e.settings.Issuer == nil || !e.running() {
+		return
+	}
+	dir, set := e.readPlugged(checkup.Warning)
+	if set == nil {
+		return
+	}
+	trusted := func(x *x509.Certificate) bool {
+		return slices.ContainsFunc(e.state.Certs, func(c checkup.Certificate) bool { return c.Kind == checkup.KindRoot && bytes.Equal(c.DER, x.Raw) })
+	}
+	if slices.ContainsFunc(set.Roots, func(x *x509.Certificate) bool { return !trusted(x) }) {
+		e.found("issuer-files.unusable", checkup.Warning, "issuer files "+dir, "bring other roots than the trust domain was set up with")
+		return
+	}
+	uses := func(c checkup.Certificate) bool { return c.InUse && bytes.Equal(c.DER, set.Chain[0].Raw) }
+	if t := changed(dir); !slices.ContainsFunc(e.state.Certs, uses) && t != nil && e.now.Sub(*t) > pluggedLag {
+		e.found("issuer-files.unusable", checkup.Warning, "issuer files "+dir, "hold issuer %x, which the server does not use; its log says why", set.Chain[0].SubjectKeyId)
+	}
+}
+
+// pluggedLag is how long a server may take to see that files have changed: it looks every 5 s.
+const pluggedLag = 30 * time.Second
 
 // keys has the keys that a server would need make a signature each. They are opened where that does no harm: a token is not,
 // since each wrong PIN brings it closer to locking itself.

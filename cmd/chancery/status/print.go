@@ -13,7 +13,9 @@ import (
 
 // Print prints a state for people.
 func Print(out io.Writer, s *checkup.State) {
-	say := func(format string, args ...any) { fmt.Fprintln(out, process.Printable(checkup.OneLine(fmt.Sprintf(format, args...)))) }
+	say := func(format string, args ...any) {
+		fmt.Fprintln(out, process.Printable(checkup.OneLine(fmt.Sprintf(format, args...))))
+	}
 	switch {
 	case !s.Running:
 		say("trust domain %s, as its files say", s.TrustDomain)

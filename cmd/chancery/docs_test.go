@@ -134,6 +134,8 @@ func TestUnknownFieldsAreNamed(t *testing.T) {
 		{new(server.Config), "state: {%: 1}", "state.%"},
 		{new(server.Config), "issuer: {%: 1}", "issuer.%"},
 		{new(server.Config), "profile: {%: 1}", "profile.%"},
+		{new(server.Config), "keys: {%: 1}", "keys.%"},
+		{new(server.Config), "keys: {secrets: {%: 1}}", "keys.secrets.%"},
 		{new(server.Config), "clusters: [{name: a}, {%: 1}]", "clusters[1].%"},
 		{new(server.Config), "admission: {%: 1}", "admission.%"},
 		{new(server.Config), "admission: {perNode: {%: 1}}", "admission.perNode.%"},

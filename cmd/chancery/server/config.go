@@ -116,7 +116,8 @@ type RateConfig struct {
 func (c *Config) setDefaults(file string) error {
 	process.SetDefault(&c.Listen, "127.0.0.1:8443")
 	process.SetDefault(&c.Metrics, "127.0.0.1:9443")
-	paths := []*string{&c.AddrFile, &c.State.SQLite, &c.State.SealingKey, &c.AuditLog, &c.Keys.Dir, &c.Keys.PassphraseFile, &c.IssuanceLog}
+	paths := []*string{&c.AddrFile, &c.State.SQLite, &c.State.SealingKey, &c.AuditLog, &c.IssuanceLog}
+	paths = append(paths, c.Keys.Paths()...)
 	if c.Issuer != nil {
 		paths = append(paths, &c.Issuer.CACerts, &c.Issuer.TLS)
 	}

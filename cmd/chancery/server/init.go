@@ -60,7 +60,7 @@ func initialize(ctx context.Context, s *Settings, roots []*x509.Certificate, out
 		defer issued.Close()
 		defer log.Close() // before it
 	}
-	kept, err := s.keys.Open(ctx, slog.New(slog.DiscardHandler))
+	kept, err := s.keys.Open(ctx, sealer, slog.New(slog.DiscardHandler))
 	if err != nil {
 		return s.wrong(err)
 	}

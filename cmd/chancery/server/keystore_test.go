@@ -97,10 +97,18 @@ func TestKeysConfig(t *testing.T) {
 		"keys: {passphraseFile: k}":    "keys: dir and passphraseFile belong together",
 		"keys: {pkcs11: 'pkcs11:a=b'}": "keys.pkcs11: attribute \"a\"",
 		"keys: {pkcs11: softhsm}":      "keys.pkcs11: it should be like",
-		"keys: {dir: k, pkcs11: x}":    "keys: dir and pkcs11 are both set",
+		"keys: {dir: k, pkcs11: x}":    "keys: more than one of dir, secrets and pkcs11",
 		"keys: {type: dsa}":            "keys.type: key type \"dsa\"",
 		"keys: {dir: k, passphraseFile: p, type: rsa}":                                    "",
 		"keys: {type: ed25519, pkcs11: 'pkcs11:module-path=/x.so;token=a?pin-source=/p'}": "keys.type: tokens make",
+		"keys: {secrets: {namespace: ns, kubeconfig: f}}":                                 "",
+		"keys: {secrets: {namespace: ns, inCluster: true}, type: mldsa65}":                "",
+		"keys: {secrets: {namespace: ns}}":                                                "keys.secrets: set one of",
+		"keys: {secrets: {namespace: ns, kubeconfig: f, inCluster: true}}":                "keys.secrets: set one of",
+		"keys: {secrets: {kubeconfig: f}}":                                                "keys.secrets.namespace: \"\"",
+		"keys: {secrets: {namespace: a/b, kubeconfig: f}}":                                "keys.secrets.namespace: \"a/b\"",
+		"keys: {secrets: {namespace: ns, colour: red}}":                                   "keys.secrets.colour",
+		"keys: {secrets: {namespace: ns, inCluster: true}, dir: k}":                       "keys: more than one of",
 		"issuer: {tls: /x}\nkeys: {type: p384}":                                           "issuer and keys are both set",
 	} {
 		s, err := parseConfig([]byte(minimal+in+"\n"), "/etc/chancery/server.yaml")
@@ -109,6 +117,9 @@ func TestKeysConfig(t *testing.T) {
 		}
 		if err == nil && s.Keys.Dir != "" && (s.Keys.Dir != "/etc/chancery/k" || s.Keys.PassphraseFile != "/etc/chancery/p") {
 			t.Errorf("paths do not count from the file's folder: %+v", s.Keys)
+		}
+		if err == nil && s.Keys.Secrets != nil && s.Keys.Secrets.Kubeconfig != "" && s.Keys.Secrets.Kubeconfig != "/etc/chancery/f" {
+			t.Errorf("the kubeconfig's path does not count from the file's folder: %+v", s.Keys.Secrets)
 		}
 	}
 }

@@ -189,7 +189,7 @@ func (s *Settings) withAuthority(ctx context.Context, f func(c authority.Config,
 		defer issued.Close()
 		defer log.Close() // before it
 	}
-	kept, err := s.keys.Open(ctx, logger)
+	kept, err := s.keys.Open(ctx, sealer, logger)
 	if err != nil {
 		return s.wrong(err)
 	}

@@ -112,7 +112,7 @@ func (s *Server) openState(ctx context.Context) (err error) {
 	if err := s.log.Append(audit.Record{Event: audit.Started, Detail: "server of trust domain " + c.TrustDomain}); err != nil {
 		return err
 	}
-	if s.keys, err = c.keys.Open(ctx, s.logger); err != nil {
+	if s.keys, err = c.keys.Open(ctx, sealer, s.logger); err != nil {
 		return c.wrong(err)
 	}
 	s.authority, err = authority.Open(ctx, authority.Config{

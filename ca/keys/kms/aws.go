@@ -43,7 +43,7 @@ func openAWS(ctx context.Context, u *URI) (service, error) {
 func (s awsService) create(ctx context.Context, kt ca.KeyType) (string, error) {
 	spec := map[ca.KeyType]types.KeySpec{ca.P256: types.KeySpecEccNistP256, ca.P384: types.KeySpecEccNistP384, ca.RSA: types.KeySpecRsa3072}[kt]
 	out, err := s.client.CreateKey(ctx, &kms.CreateKeyInput{
-		KeySpec: spec, KeyUsage: types.KeyUsageTypeSignVerify, Description: aws.String("key of a Chancery authority"),
+		KeySpec: spec, KeyUsage: types.KeyUsageTypeSignVerify, Description: aws.String(newName()),
 		Tags: []types.Tag{{TagKey: aws.String("managed-by"), TagValue: aws.String(managedBy)}},
 	})
 	if err != nil {

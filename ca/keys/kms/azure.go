@@ -57,7 +57,7 @@ func (s azureService) create(_ context.Context, kt ca.KeyType) (string, error) {
 	case ca.P384:
 		request.SignatureAlgorithm = apiv1.ECDSAWithSHA384
 	default:
-		request.SignatureAlgorithm, request.Bits = apiv1.SHA256WithRSA, rsaBits
+		request.SignatureAlgorithm, request.Bits = apiv1.SHA256WithRSA, 3072
 	}
 	made, err := s.vault.CreateKey(request)
 	if err != nil {

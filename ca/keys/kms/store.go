@@ -3,7 +3,6 @@ package kms
 import (
 	"context"
 	"crypto"
-	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
@@ -15,13 +14,8 @@ import (
 	"github.com/chancery-project/chancery/ca/keys"
 )
 
-const (
-	// patience bounds each call that makes, finds or deletes a key; signatures are bounded by go.step.sm/crypto (15 s).
-	patience = 30 * time.Second
-	rsaBits  = 3072
-	// managedBy marks keys as ours in the service's own labels.
-	managedBy = "chancery"
-)
+// patience bounds each call that makes, finds or deletes a key; signatures are bounded by go.step.sm/crypto (15 s).
+const patience = 30 * time.Second
 
 // service is one cloud's key management. References are its own; it answers keys.ErrNotFound for those that name no key
 // that can sign, in the place that the URI names.
@@ -173,15 +167,3 @@ func (s *signer) Sign(random io.Reader, digest []byte, opts crypto.SignerOpts) (
 
 // Format keeps the insides out of whatever prints a signer.
 func (s *signer) Format(f fmt.State, _ rune) { fmt.Fprintf(f, "signer in a cloud, %T", s.Public()) }
-
-// elsewhere is the answer to a reference that is not of this store.
-func elsewhere(form string) error {
-	return fmt.Errorf("%w: this store's references are %s", keys.ErrNotFound, form)
-}
-
-// newName returns a name for a key that nobody has used.
-func newName() string {
-	var b [16]byte
-	rand.Read(b[:])
-	return fmt.Sprintf("chancery-%x", b)
-}

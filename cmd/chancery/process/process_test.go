@@ -138,6 +138,18 @@ func TestProfilesOnLoopbackOnly(t *testing.T) {
 	}
 }
 
+// What a process lacks names files, keys and clusters: that is not for whoever reaches a public address.
+func TestReasonsOnLoopbackOnly(t *testing.T) {
+	h := HTTP{Metrics: NewRegistry(), Ready: func() error { return errors.New("key of issuer 4f2a: the token is gone") }}
+	for host, told := range map[string]bool{"127.0.0.1": true, "::1": true, "0.0.0.0": false, "::": false, "192.0.2.1": false} {
+		w := httptest.NewRecorder()
+		h.handler(&net.TCPAddr{IP: net.ParseIP(host), Port: 1}).ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/readyz", nil))
+		if got := strings.Contains(w.Body.String(), "token"); got != told || w.Code != 503 || !told && w.Body.String() != "not ready; the log says why\n" {
+			t.Errorf("/readyz on %s: status %d, %q", host, w.Code, w.Body)
+		}
+	}
+}
+
 func TestEnded(t *testing.T) {
 	running := t.Context()
 	stopped, stop := context.WithCancel(running)

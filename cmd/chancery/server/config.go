@@ -18,7 +18,7 @@ type Config struct {
 	// Istio's agents. Default: the host of Listen, and localhost.
 	ServerNames []string `json:"serverNames,omitempty"`
 	// Metrics is the HTTP address of /metrics, /healthz and /readyz, host:port. It is not authenticated. Default
-	// 127.0.0.1:9443. On a loopback address Go's profiles are served too, under /debug/pprof/.
+	// 127.0.0.1:9443. On a loopback address /readyz also says what is missing, and Go's profiles are served, under /debug/pprof/.
 	Metrics string `json:"metrics,omitempty"`
 	// AddrFile, if set, is written once the server listens: lines listen=HOST:PORT and metrics=HOST:PORT.
 	AddrFile string `json:"addrFile,omitempty"`

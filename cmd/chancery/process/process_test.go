@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -181,6 +182,16 @@ func TestReplaceFile(t *testing.T) {
 		info, _ := os.Stat(path)
 		if err != nil || string(data) != text || info.Mode() != 0o600 {
 			t.Errorf("got %q %v %v", data, info.Mode(), err)
+		}
+	}
+	// What is public is so under any umask, and what is not is not.
+	defer syscall.Umask(syscall.Umask(0o077))
+	for _, mode := range []os.FileMode{0o644, 0o600} {
+		if err := ReplaceFile(path, nil, mode); err != nil {
+			t.Error(err)
+		}
+		if info, err := os.Stat(path); err != nil || info.Mode() != mode {
+			t.Errorf("mode %v under umask 077, want %v: %v", info.Mode(), mode, err)
 		}
 	}
 	// A link that somebody else put there is not followed.

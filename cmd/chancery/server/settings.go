@@ -89,7 +89,7 @@ func (s *Settings) parse() (err error) {
 		return fmt.Errorf("trustDomain: %w", err)
 	}
 	if s.profile, err = ca.NewProfile("workload", s.Profile); err != nil {
-		return fmt.Errorf("profile: %w", err)
+		return err // it names the profile
 	}
 	if s.keys, err = keystore.Parse(s.Keys); err != nil {
 		return err

@@ -1,9 +1,11 @@
 package process
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -166,6 +168,19 @@ func TestEnded(t *testing.T) {
 	}
 	if Ended(stopped, real) != real {
 		t.Error("a real error is lost after the end")
+	}
+}
+
+func TestSayStopping(t *testing.T) {
+	var log bytes.Buffer
+	logger := slog.New(slog.NewTextHandler(&log, nil))
+	ctx, cancel := context.WithCancelCause(t.Context())
+	SayStopping(ctx, logger)()
+	end := SayStopping(ctx, logger)
+	cancel(errors.New("terminated signal received"))
+	end()
+	if n := strings.Count(log.String(), `msg=stopping reason="terminated signal received"`); n != 1 {
+		t.Errorf("said %d times: %s", n, log.String())
 	}
 }
 

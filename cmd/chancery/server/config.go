@@ -6,6 +6,7 @@ import (
 	"github.com/chancery-project/chancery/ca"
 	"github.com/chancery-project/chancery/cmd/chancery/process"
 	"github.com/chancery-project/chancery/cmd/chancery/server/keystore"
+	"github.com/chancery-project/chancery/cmd/chancery/server/lifetimes"
 )
 
 // Config is the file of `chancery server -c FILE`. Relative paths count from the file's folder.
@@ -34,6 +35,8 @@ type Config struct {
 	Issuer *IssuerConfig `json:"issuer,omitempty"`
 	// Keys says where private keys of root and issuer are made and kept. Default: sealed in the state.
 	Keys keystore.Config `json:"keys,omitzero"`
+	// Lifetimes are those of the root and issuers that the server makes. Not beside Issuer, which brings its own.
+	Lifetimes lifetimes.Config `json:"lifetimes,omitzero"`
 	// Profile sets lifetimes and key types of workload certificates. All fields have defaults.
 	Profile ca.ProfileConfig `json:"profile,omitzero"`
 	// Clusters lists whose tokens are accepted. At least one.

@@ -69,7 +69,7 @@ func initialize(ctx context.Context, s *Settings, roots []*x509.Certificate, out
 	}
 	doc, err := authority.Init(ctx, authority.Config{
 		Domain: s.domain, Store: st, Sealer: sealer, Log: log, Logger: slog.New(slog.DiscardHandler), Plugged: s.Issuer.plugged(),
-		IssuanceLog: listed, Keys: kept, KeyType: s.keys.Type(), Roots: roots,
+		IssuanceLog: listed, Keys: kept, KeyType: s.keys.Type(), RootTTL: s.lifetimes.Root, IssuerTTL: s.lifetimes.Issuer, Roots: roots,
 	}, process.UserName(uint32(os.Getuid())))
 	if err != nil {
 		return err

@@ -116,7 +116,7 @@ func (s *Server) openState(ctx context.Context) (err error) {
 		return c.wrong(err)
 	}
 	s.authority, err = authority.Open(ctx, authority.Config{
-		Domain: c.domain, Store: s.store, Sealer: sealer, Log: s.log, Logger: s.logger, Plugged: c.Issuer.plugged(), Keys: s.keys, KeyType: c.keys.Type(),
+		Domain: c.domain, Store: s.store, Sealer: sealer, Log: s.log, Logger: s.logger, Plugged: c.Issuer.plugged(), Keys: s.keys, KeyType: c.keys.Type(), RootTTL: c.lifetimes.Root, IssuerTTL: c.lifetimes.Issuer,
 		IssuanceLog: listed, Profiles: []*ca.Profile{c.profile, ca.ServerProfile()},
 	})
 	return err

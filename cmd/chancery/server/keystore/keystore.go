@@ -150,7 +150,7 @@ func (p *Place) Describe(sealed string) string {
 	case p.config.Dir != "":
 		return fmt.Sprintf("Private keys lie in %s, encrypted with the passphrase in %s.", p.config.Dir, p.config.PassphraseFile)
 	case p.config.Secrets != nil:
-		return fmt.Sprintf("Private keys lie in Secrets of namespace %s, sealed with the sealing key.", p.config.Secrets.Namespace)
+		return fmt.Sprintf("Private keys lie in Secrets of namespace %s, sealed with the sealing key: who has both is the CA.", p.config.Secrets.Namespace)
 	case p.token != nil:
 		return "Private keys lie in the token, and never leave it."
 	case p.cloud != nil:

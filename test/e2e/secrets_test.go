@@ -154,7 +154,7 @@ func TestSecretKeysAtRest(t *testing.T) {
 }
 
 // TestSecretKeysPutThereByOthers: who can write Secrets cannot make a server use a key of theirs, nor one of its own under
-// another name.
+// another name. What a backup puts back is used.
 func TestSecretKeysPutThereByOthers(t *testing.T) {
 	t.Parallel()
 	k := SharedKube(t)
@@ -166,6 +166,10 @@ func TestSecretKeysPutThereByOthers(t *testing.T) {
 	theirs := c
 	theirs.Sealer = newSealer(t)
 	theirRef, _ := keystest.New(t, openSecrets(t, theirs), ca.P256)
+	k.replace(t, k.secretOf(t, ns, ref))
+	if again, err := openSecrets(t, c).Open(t.Context(), ref); err != nil || keys.Check(again) != nil {
+		t.Errorf("put back from a backup: %v", err)
+	}
 	for name, from := range map[string]string{"another key of ours": otherRef, "a key sealed by others": theirRef} {
 		s := k.secretOf(t, ns, ref)
 		s.Data = k.secretOf(t, ns, from).Data

@@ -23,25 +23,43 @@ import (
 	keyskube "github.com/chancery-project/chancery/ca/keys/kube"
 )
 
-// documentedRules are the rules of the Role in docs/keys.md: what a server is said to need is what it has here.
-func documentedRules(t *testing.T) []rbacv1.PolicyRule {
+// documented is an object that docs/keys.md shows: what a server is said to need is what it has here.
+func documented(t *testing.T, kind string, into any) {
 	t.Helper()
 	data, err := os.ReadFile(filepath.Join(repoRoot(t), "docs", "keys.md"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, block := range strings.Split(string(data), "```") {
-		text, ok := strings.CutPrefix(block, "yaml\n")
-		role := rbacv1.Role{}
-		if ok && strings.Contains(text, "kind: Role") {
-			if err := yaml.UnmarshalStrict([]byte(text), &role); err != nil || len(role.Rules) == 0 {
-				t.Fatalf("the Role in docs/keys.md: %v", err)
+		if text, ok := strings.CutPrefix(block, "yaml\n"); ok && strings.Contains(text, "\nkind: "+kind+"\n") {
+			if err := yaml.UnmarshalStrict([]byte(text), into); err != nil {
+				t.Fatalf("the %s in docs/keys.md: %v", kind, err)
 			}
-			return role.Rules
+			return
 		}
 	}
-	t.Fatal("docs/keys.md shows no Role")
-	return nil
+	t.Fatalf("docs/keys.md shows no %s", kind)
+}
+
+// keysKubeconfig makes the account that docs/keys.md describes, for keys in the given namespace, and writes a kubeconfig
+// that acts as it.
+func (k *Kube) keysKubeconfig(t *testing.T, namespace string) string {
+	t.Helper()
+	var role rbacv1.Role
+	var binding rbacv1.RoleBinding
+	documented(t, "Role", &role)
+	documented(t, "RoleBinding", &binding)
+	role.Namespace, binding.Namespace = namespace, namespace
+	server := &binding.Subjects[0]
+	server.Namespace = k.Namespace(t, server.Namespace)
+	k.ServiceAccount(t, server.Namespace, server.Name)
+	if _, err := k.Client.RbacV1().Roles(namespace).Create(t.Context(), &role, metav1.CreateOptions{}); err != nil {
+		t.Fatalf("creating the Role of docs/keys.md: %v", err)
+	}
+	if _, err := k.Client.RbacV1().RoleBindings(namespace).Create(t.Context(), &binding, metav1.CreateOptions{}); err != nil {
+		t.Fatalf("creating the RoleBinding of docs/keys.md: %v", err)
+	}
+	return k.accountKubeconfig(t, server.Namespace, server.Name)
 }
 
 // NamespaceKubeconfig creates a service account with the rules in its own namespace only, and writes a kubeconfig that acts
@@ -61,6 +79,11 @@ func (k *Kube) NamespaceKubeconfig(t testing.TB, namespace, name string, rules .
 	if err != nil {
 		t.Fatalf("binding role %s/%s: %v", namespace, name, err)
 	}
+	return k.accountKubeconfig(t, namespace, name)
+}
+
+func (k *Kube) accountKubeconfig(t testing.TB, namespace, name string) string {
+	t.Helper()
 	token, err := k.requestToken(t.Context(), namespace, name, authenticationv1.TokenRequestSpec{})
 	if err != nil {
 		t.Fatal(err)
@@ -120,7 +143,7 @@ func TestSecretKeysContract(t *testing.T) {
 	t.Parallel()
 	k := SharedKube(t)
 	ns := k.Namespace(t, "keys")
-	c := keyskube.Config{Namespace: ns, Kubeconfig: k.NamespaceKubeconfig(t, ns, "server", documentedRules(t)...), Sealer: newSealer(t)}
+	c := keyskube.Config{Namespace: ns, Kubeconfig: k.keysKubeconfig(t, ns), Sealer: newSealer(t)}
 	keystest.Run(t, keystest.Config{
 		Open: func(t *testing.T) keystest.Store { return openSecrets(t, c) }, Types: []ca.KeyType{ca.P256, ca.P384, ca.Ed25519, ca.RSA, ca.MLDSA65},
 	})
@@ -131,7 +154,7 @@ func TestSecretKeysAtRest(t *testing.T) {
 	t.Parallel()
 	k := SharedKube(t)
 	ns := k.Namespace(t, "keys")
-	c := keyskube.Config{Namespace: ns, Kubeconfig: k.NamespaceKubeconfig(t, ns, "server", documentedRules(t)...), Sealer: newSealer(t)}
+	c := keyskube.Config{Namespace: ns, Kubeconfig: k.keysKubeconfig(t, ns), Sealer: newSealer(t)}
 	ref, _ := keystest.New(t, openSecrets(t, c), ca.P256)
 	s := k.secretOf(t, ns, ref)
 	if s.Immutable == nil || !*s.Immutable || s.Labels["app.kubernetes.io/managed-by"] != "chancery" {
@@ -159,7 +182,7 @@ func TestSecretKeysPutThereByOthers(t *testing.T) {
 	t.Parallel()
 	k := SharedKube(t)
 	ns := k.Namespace(t, "keys")
-	c := keyskube.Config{Namespace: ns, Kubeconfig: k.NamespaceKubeconfig(t, ns, "server", documentedRules(t)...), Sealer: newSealer(t)}
+	c := keyskube.Config{Namespace: ns, Kubeconfig: k.keysKubeconfig(t, ns), Sealer: newSealer(t)}
 	first := openSecrets(t, c)
 	ref, key := keystest.New(t, first, ca.P256)
 	otherRef, _ := keystest.New(t, first, ca.P256)
@@ -189,7 +212,7 @@ func TestSecretKeysRights(t *testing.T) {
 	k := SharedKube(t)
 	ns := k.Namespace(t, "keys")
 	sealer := newSealer(t)
-	full := k.NamespaceKubeconfig(t, ns, "server", documentedRules(t)...)
+	full := k.keysKubeconfig(t, ns)
 	store := openSecrets(t, keyskube.Config{Namespace: ns, Kubeconfig: full, Sealer: sealer})
 	ref, _ := keystest.New(t, store, ca.P256)
 	other, _ := keystest.New(t, store, ca.P256)
@@ -209,7 +232,9 @@ func TestSecretKeysRights(t *testing.T) {
 			t.Errorf("%s without the right: %v", what, err)
 		}
 	}
-	gone := openSecrets(t, keyskube.Config{Namespace: ns + "-gone", Kubeconfig: k.KubeconfigFor(t, ns, "everywhere", documentedRules(t)...), Sealer: sealer})
+	gone := openSecrets(t, keyskube.Config{Namespace: ns + "-gone", Kubeconfig: k.KubeconfigFor(t, ns, "everywhere", rbacv1.PolicyRule{
+		APIGroups: []string{""}, Resources: []string{"secrets"}, Verbs: []string{"create"},
+	}), Sealer: sealer})
 	if _, err := gone.Generate(t.Context(), ca.P256); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("namespaces %q not found", ns+"-gone")) {
 		t.Errorf("a namespace that is not there: %v", err)
 	}
@@ -221,7 +246,7 @@ func TestServerWithKeysInSecrets(t *testing.T) {
 	t.Parallel()
 	k := StartKube(t)
 	ns := k.Namespace(t, "keys")
-	kubeconfig := k.NamespaceKubeconfig(t, ns, "server", documentedRules(t)...)
+	kubeconfig := k.keysKubeconfig(t, ns)
 	pod := k.RunPod(t, k.Namespace(t, "apps"), "web", "web-1", "node-a")
 	ask := Ask{Token: k.BoundToken(t, pod, time.Hour, audience)}
 	server := NewServer(t, serverYAML{

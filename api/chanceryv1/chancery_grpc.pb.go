@@ -179,6 +179,7 @@ const (
 	Admin_Restore_FullMethodName         = "/chancery.v1.Admin/Restore"
 	Admin_ListRevocations_FullMethodName = "/chancery.v1.Admin/ListRevocations"
 	Admin_ListServed_FullMethodName      = "/chancery.v1.Admin/ListServed"
+	Admin_GetStatus_FullMethodName       = "/chancery.v1.Admin/GetStatus"
 )
 
 // AdminClient is the client API for Admin service.
@@ -203,6 +204,8 @@ type AdminClient interface {
 	ListRevocations(ctx context.Context, in *ListRevocationsRequest, opts ...grpc.CallOption) (*ListRevocationsResponse, error)
 	// ListServed returns the SVIDs that the agents on this server say they serve.
 	ListServed(ctx context.Context, in *ListServedRequest, opts ...grpc.CallOption) (*ListServedResponse, error)
+	// GetStatus returns what the server knows of its own health. It judges nothing: see `chancery status`.
+	GetStatus(ctx context.Context, in *GetStatusRequest, opts ...grpc.CallOption) (*GetStatusResponse, error)
 }
 
 type adminClient struct {
@@ -283,6 +286,16 @@ func (c *adminClient) ListServed(ctx context.Context, in *ListServedRequest, opt
 	return out, nil
 }
 
+func (c *adminClient) GetStatus(ctx context.Context, in *GetStatusRequest, opts ...grpc.CallOption) (*GetStatusResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(GetStatusResponse)
+	err := c.cc.Invoke(ctx, Admin_GetStatus_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // AdminServer is the server API for Admin service.
 // All implementations must embed UnimplementedAdminServer
 // for forward compatibility.
@@ -305,6 +318,8 @@ type AdminServer interface {
 	ListRevocations(context.Context, *ListRevocationsRequest) (*ListRevocationsResponse, error)
 	// ListServed returns the SVIDs that the agents on this server say they serve.
 	ListServed(context.Context, *ListServedRequest) (*ListServedResponse, error)
+	// GetStatus returns what the server knows of its own health. It judges nothing: see `chancery status`.
+	GetStatus(context.Context, *GetStatusRequest) (*GetStatusResponse, error)
 	mustEmbedUnimplementedAdminServer()
 }
 
@@ -335,6 +350,9 @@ func (UnimplementedAdminServer) ListRevocations(context.Context, *ListRevocation
 }
 func (UnimplementedAdminServer) ListServed(context.Context, *ListServedRequest) (*ListServedResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListServed not implemented")
+}
+func (UnimplementedAdminServer) GetStatus(context.Context, *GetStatusRequest) (*GetStatusResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method GetStatus not implemented")
 }
 func (UnimplementedAdminServer) mustEmbedUnimplementedAdminServer() {}
 func (UnimplementedAdminServer) testEmbeddedByValue()               {}
@@ -483,6 +501,24 @@ func _Admin_ListServed_Handler(srv interface{}, ctx context.Context, dec func(in
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Admin_GetStatus_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GetStatusRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).GetStatus(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_GetStatus_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).GetStatus(ctx, req.(*GetStatusRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Admin_ServiceDesc is the grpc.ServiceDesc for Admin service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -517,6 +553,10 @@ var Admin_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ListServed",
 			Handler:    _Admin_ListServed_Handler,
+		},
+		{
+			MethodName: "GetStatus",
+			Handler:    _Admin_GetStatus_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},

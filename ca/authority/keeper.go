@@ -39,6 +39,8 @@ type Config struct {
 	IssuanceLog LogState
 	Keys        keys.Store // where new keys are made; nil = in memory, to be sealed into the document
 	KeyType     ca.KeyType // of new keys; default p256. See ca.IssuerType for issuers
+	// RootTTL and IssuerTTL are the lifetimes of what is made here; zero means ca's defaults.
+	RootTTL, IssuerTTL time.Duration
 	// Roots are those of a CA kept elsewhere: Init takes them and makes no key. The issuer comes by Request and Import.
 	Roots []*x509.Certificate
 }
@@ -115,7 +117,7 @@ func create(ctx context.Context, doc *Document, c Config, actor string) error {
 	}
 	made, err := ca.Create(ctx, ca.CreateConfig{
 		Domain: c.Domain, LogID: doc.LogID(), Log: c.Log, Requester: audit.Requester{Method: "authority init", User: actor},
-		RootKey: root.Signer, IssuerKey: issuer.Signer,
+		RootKey: root.Signer, IssuerKey: issuer.Signer, RootTTL: c.RootTTL, IssuerTTL: c.IssuerTTL,
 	})
 	if err != nil {
 		return err
@@ -224,6 +226,9 @@ func (a *Keeper) Issuer() (*ca.Issuer, error) {
 	}
 	return i, nil
 }
+
+// InUse returns the issuer of the moment, also one that has ended, for who looks after it. Nil if there is none yet.
+func (a *Keeper) InUse() *ca.Issuer { return a.issuer.Load() }
 
 // Document returns the document in use. Callers must not change it.
 func (a *Keeper) Document() *Document { return a.snapshot.Load() }

@@ -11,6 +11,7 @@ import (
 	"github.com/chancery-project/chancery/ca/audit"
 	"github.com/chancery-project/chancery/ca/authority"
 	"github.com/chancery-project/chancery/cmd/chancery/server/adminsocket"
+	"github.com/chancery-project/chancery/cmd/chancery/server/report"
 	"github.com/chancery-project/chancery/cmd/chancery/server/revoking"
 )
 
@@ -19,6 +20,7 @@ type adminService struct {
 	revoking.Desk // answers what is about revocation and agents
 	authority     *authority.Keeper
 	log           *audit.Log
+	report        *report.Reporter
 }
 
 // GetAuthorities returns the document's authorities without keys. Who asked goes into the audit log first.

@@ -17,6 +17,3 @@ func (s *Service) Idle() bool {
 	inFlight, queued, waiting := s.admission.state()
 	return inFlight == 0 && queued == 0 && waiting == 0
 }
-
-// MaxOthers is maxOthers.
-const MaxOthers = maxOthers

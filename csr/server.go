@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net"
 	"runtime/debug"
-	"strings"
 	"time"
 
 	"google.golang.org/grpc"
@@ -17,8 +16,9 @@ import (
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/reflection"
 	"google.golang.org/grpc/status"
-	"google.golang.org/grpc/tap"
 
+	"github.com/chancery-project/chancery/csr/agents"
+	"github.com/chancery-project/chancery/csr/others"
 	"github.com/chancery-project/chancery/trust"
 )
 
@@ -27,7 +27,6 @@ const (
 	maxMessage = 2 << 20  // of a known caller; so that a CSR that is too large gets an answer that says so
 	maxHeaders = 64 << 10 // of one call, read before anybody is known: the largest token has 16 kB
 	maxStreams = 250      // concurrent calls of one connection
-	maxOthers  = 64       // concurrent calls of gRPC's own services, which read messages of strangers
 	drainTime  = 10 * time.Second
 	// streamWorkers are goroutines that stay, with stacks grown already; calls beyond them get goroutines of their own.
 	streamWorkers = 32
@@ -37,6 +36,7 @@ const (
 type Server struct {
 	grpc   *grpc.Server
 	health *health.Server
+	agents *agents.Hub
 }
 
 // NewServer returns a server that presents own's certificate. Health says NOT_SERVING until SetReady.
@@ -51,7 +51,7 @@ func NewServer(s *Service, own func() *trust.Identity) *Server {
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 20 * time.Second, PermitWithoutStream: true}),
 		grpc.NumStreamWorkers(streamWorkers),
 		grpc.StreamInterceptor(s.recoverPanic),
-		grpc.InTapHandle(boundOthers(s.ours())),
+		grpc.InTapHandle(others.Bound(s.istioService().ServiceName, s.nativeService().ServiceName)),
 	)
 	h := health.NewServer()
 	h.SetServingStatus("", healthpb.HealthCheckResponse_NOT_SERVING)
@@ -59,32 +59,7 @@ func NewServer(s *Service, own func() *trust.Identity) *Server {
 	g.RegisterService(s.istioService(), nil)
 	g.RegisterService(s.nativeService(), nil)
 	reflection.Register(g)
-	return &Server{g, h}
-}
-
-// ours returns what the full names of our own methods begin with.
-func (s *Service) ours() []string {
-	return []string{"/" + s.istioService().ServiceName + "/", "/" + s.nativeService().ServiceName + "/"}
-}
-
-// boundOthers bounds the calls of health, reflection and methods that do not exist. They are for anybody, and gRPC reads their
-// messages, of up to maxMessage, before or without asking us.
-func boundOthers(ours []string) tap.ServerInHandle {
-	slots := make(chan struct{}, maxOthers)
-	return func(ctx context.Context, info *tap.Info) (context.Context, error) {
-		for _, prefix := range ours {
-			if strings.HasPrefix(info.FullMethodName, prefix) {
-				return ctx, nil
-			}
-		}
-		select {
-		case slots <- struct{}{}:
-			context.AfterFunc(ctx, func() { <-slots })
-			return ctx, nil
-		default:
-			return nil, status.Errorf(codes.ResourceExhausted, "%d calls of health and reflection are under way; try again later", maxOthers)
-		}
-	}
+	return &Server{g, h, s.agents}
 }
 
 // SetReady sets what the health service says.
@@ -100,6 +75,7 @@ func (s *Server) SetReady(ready bool) {
 func (s *Server) Run(ctx context.Context, l net.Listener) error {
 	stop := context.AfterFunc(ctx, func() {
 		s.health.Shutdown()
+		s.agents.Close()
 		hard := time.AfterFunc(drainTime, s.grpc.Stop)
 		defer hard.Stop()
 		s.grpc.GracefulStop()

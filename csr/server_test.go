@@ -18,6 +18,7 @@ import (
 	"github.com/chancery-project/chancery/api/chanceryv1"
 	"github.com/chancery-project/chancery/ca/audit"
 	"github.com/chancery-project/chancery/csr"
+	"github.com/chancery-project/chancery/csr/others"
 	"github.com/chancery-project/chancery/trust"
 )
 
@@ -236,7 +237,7 @@ func TestBoundOfStrangersMessages(t *testing.T) {
 		return err
 	}
 	ctx, cancel := context.WithCancel(t.Context())
-	for i := range csr.MaxOthers {
+	for i := range others.Max {
 		if err := open(ctx); err != nil {
 			t.Fatalf("call %d: %v", i, err)
 		}

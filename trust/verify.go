@@ -11,10 +11,11 @@ import (
 // validation: exactly one URI SAN that is a SPIFFE ID with a path (sections 2, 5.2), not a CA (4.1, 5.2), and neither
 // keyCertSign nor cRLSign in its key usage (4.3, 5.2).
 func LeafID(leaf *x509.Certificate) (ID, error) {
-	if len(leaf.URIs) != 1 {
-		return ID{}, fmt.Errorf("certificate has %d URI SANs; an SVID has exactly one (X509-SVID section 2)", len(leaf.URIs))
+	uri, err := uriSAN(leaf)
+	if err != nil {
+		return ID{}, err
 	}
-	id, err := ParseID(leaf.URIs[0].String())
+	id, err := ParseID(uri)
 	if err != nil {
 		return ID{}, err
 	}
@@ -29,7 +30,7 @@ func LeafID(leaf *x509.Certificate) (ID, error) {
 
 // Verify checks a peer's chain (leaf first, as sent in the handshake) against the bundle of the leaf's own trust
 // domain and no other (X509-SVID section 5.2), at time now. bundleOf returns nil for a domain that is not trusted.
-// It returns the peer's ID and the verified chains.
+// A leaf that is on a CRL of that bundle is refused. It returns the peer's ID and the verified chains.
 func Verify(chain []*x509.Certificate, bundleOf func(Domain) *Bundle, now time.Time) (ID, [][]*x509.Certificate, error) {
 	if len(chain) == 0 {
 		return ID{}, nil, errors.New("peer sent no certificate")
@@ -58,6 +59,9 @@ func Verify(chain []*x509.Certificate, bundleOf func(Domain) *Bundle, now time.T
 	if err != nil {
 		return ID{}, nil, fmt.Errorf("certificate of %s (serial %x, valid %s to %s): %w", id, chain[0].SerialNumber,
 			chain[0].NotBefore.UTC().Format(time.RFC3339), chain[0].NotAfter.UTC().Format(time.RFC3339), err)
+	}
+	if err := b.crls.Check(chain[0]); err != nil {
+		return ID{}, nil, fmt.Errorf("certificate of %s: %w", id, err)
 	}
 	return id, chains, nil
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/chancery-project/chancery/ca"
 	"github.com/chancery-project/chancery/ca/audit"
+	"github.com/chancery-project/chancery/ca/document"
 	"github.com/chancery-project/chancery/ca/durable/durabletest"
 	"github.com/chancery-project/chancery/ca/keys"
 )
@@ -29,7 +30,7 @@ func whole(t *testing.T, name, dir string, c Config, least uint64, before []byte
 	if version < least || version > least+1 {
 		t.Errorf("%s: version %d is stored; %d was confirmed", name, version, least)
 	}
-	doc, err := DecodeDocument(data, version, c.Sealer)
+	doc, err := document.Decode(data, version, c.Sealer)
 	if err != nil {
 		t.Fatalf("%s: %v", name, err)
 	}
@@ -38,7 +39,7 @@ func whole(t *testing.T, name, dir string, c Config, least uint64, before []byte
 	}
 	k := open(t, c)
 	issue(t, k)
-	for ref := range doc.keyRefs() {
+	for ref := range doc.KeyRefs() {
 		key, err := c.Keys.Open(t.Context(), ref)
 		if err == nil {
 			err = keys.Check(key)
@@ -51,7 +52,7 @@ func whole(t *testing.T, name, dir string, c Config, least uint64, before []byte
 	if err != nil {
 		t.Fatal(err)
 	}
-	active, err := doc.Active(c.Domain, KindIssuer)
+	active, err := doc.Active(c.Domain, document.KindIssuer)
 	if err != nil {
 		t.Fatal(err)
 	}

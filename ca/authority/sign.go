@@ -1,6 +1,7 @@
 package authority
 
 import (
+	"cmp"
 	"context"
 	"crypto"
 	"crypto/x509"
@@ -31,7 +32,7 @@ func (c Config) generate(ctx context.Context, kt ca.KeyType) (Key, error) {
 		return Key{}, err
 	}
 	signer, err := c.Keys.Open(ctx, ref)
-	return Key{signer, ref}, err
+	return Key{Signer: signer, Ref: ref}, err
 }
 
 // active is an issuer in use, with its key, which package ca hides.
@@ -46,6 +47,11 @@ func (c Config) issuerIn(ctx context.Context, d *Document) (active, error) {
 	if err != nil {
 		return active{}, err
 	}
+	return c.open(ctx, d, a)
+}
+
+// open returns an issuer of a document, whatever its state.
+func (c Config) open(ctx context.Context, d *Document, a *Authority) (active, error) {
 	key, err := a.OpenKey(ctx, c.Domain, c.Sealer, c.Keys)
 	if err != nil {
 		return active{}, err
@@ -73,7 +79,7 @@ func (c Config) newIssuer(ctx context.Context, d *Document) (*x509.Certificate, 
 	if err != nil {
 		return nil, Key{}, err
 	}
-	if !root.hasKey() {
+	if !root.HasKey() {
 		return nil, Key{}, errOffline
 	}
 	cert, err := root.X509()
@@ -100,7 +106,7 @@ func (c Config) newIssuer(ctx context.Context, d *Document) (*x509.Certificate, 
 	if err != nil {
 		return nil, Key{}, err
 	}
-	issuer, err := signer.SignIssuer(ctx, key.Signer.Public(), ca.DefaultIssuerTTL, audit.Requester{Method: "issuer renewal"})
+	issuer, err := signer.SignIssuer(ctx, key.Signer.Public(), cmp.Or(c.IssuerTTL, ca.DefaultIssuerTTL), audit.Requester{Method: "issuer renewal"})
 	return issuer, key, err
 }
 
@@ -110,8 +116,8 @@ func (a *Keeper) dropKeys(ctx context.Context, before, after *Document) {
 	if a.config.Keys == nil {
 		return
 	}
-	needed := after.keyRefs()
-	for ref := range before.keyRefs() {
+	needed := after.KeyRefs()
+	for ref := range before.KeyRefs() {
 		if needed[ref] {
 			continue
 		}
@@ -132,7 +138,7 @@ func (a *Keeper) Keys() []keys.Watched {
 	if doc == nil {
 		return out
 	}
-	if root, err := doc.Active(a.config.Domain, KindRoot); err == nil && root.hasKey() {
+	if root, err := doc.Active(a.config.Domain, KindRoot); err == nil && root.HasKey() {
 		out = append(out, keys.Watched{Name: "root " + root.ID, Open: func(ctx context.Context) (crypto.Signer, error) {
 			return root.OpenKey(ctx, a.config.Domain, a.config.Sealer, a.config.Keys)
 		}})

@@ -240,13 +240,16 @@ func Place(path string, data []byte, mode os.FileMode) error {
 	return SyncDirectory(filepath.Dir(path))
 }
 
-// WriteNew makes a file that must not exist and syncs its content. Its name is not durable yet.
+// WriteNew makes a file that must not exist, with a mode whatever the umask, and syncs its content. Its name is not durable yet.
 func WriteNew(path string, data []byte, mode os.FileMode) error {
 	f, err := OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode) // EXCL: never through a link that others put there
 	if err != nil {
 		return err
 	}
-	_, err = f.Write(data)
+	err = f.Chmod(mode) // roots are public also where the umask says that nothing is
+	if err == nil {
+		_, err = f.Write(data)
+	}
 	if err == nil {
 		err = f.Sync()
 	}

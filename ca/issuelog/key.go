@@ -61,7 +61,8 @@ func Create(dir, name string) (publicKey string, err error) {
 	if err := d.replace(publicFile, []byte(public+"\n")); err != nil {
 		return "", err
 	}
-	return public, writeCheckpoint(d, signer, new(tiles.Tree))
+	_, err = writeCheckpoint(d, signer, new(tiles.Tree))
+	return public, err
 }
 
 // PublicKey returns the public key of the log in a folder, as its own log.pub says.
@@ -136,14 +137,14 @@ type Checkpoint struct {
 	Note   string // as signed
 }
 
-func writeCheckpoint(d *disk, signer note.Signer, t *tiles.Tree) error {
+func writeCheckpoint(d *disk, signer note.Signer, t *tiles.Tree) ([]byte, error) {
 	root := t.Root()
 	text := fmt.Sprintf("%s\n%d\n%s\n", signer.Name(), t.Size, base64.StdEncoding.EncodeToString(root[:]))
 	signed, err := note.Sign(&note.Note{Text: text}, signer)
 	if err != nil {
-		return fmt.Errorf("signing checkpoint: %w", err)
+		return nil, fmt.Errorf("signing checkpoint: %w", err)
 	}
-	return d.replace(CheckpointFile, signed)
+	return signed, d.replace(CheckpointFile, signed)
 }
 
 // ParseCheckpoint reads a checkpoint and verifies its signature with the log's public key.

@@ -13,6 +13,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/mod/sumdb/note"
@@ -37,8 +38,9 @@ type Log struct {
 	public string
 	lock   *durable.File // held as long as the log is open
 	logger *slog.Logger
+	last   atomic.Pointer[string] // checkpoint on disk
 
-	mu           sync.Mutex       // guards all up to spare; held while writing to a journal
+	mu           sync.Mutex       // guards all up to progress; held while writing to a journal
 	journals     [2]*durable.File // the first takes entries, those of the second go into the tree
 	bytes        [2]int64         // in each
 	next         int64            // index of the next entry
@@ -46,6 +48,7 @@ type Log struct {
 	closed       bool
 	spare        []byte
 	sequenceFail error // of the last sequence
+	progress     Progress
 
 	sequencing sync.Mutex  // guards tree; held while entries go into it. Taken before mu.
 	tree       *tiles.Tree // as of the checkpoint on disk
@@ -93,6 +96,9 @@ func Open(c Config) (_ *Log, err error) {
 		return nil, err
 	}
 	l.restarted = false
+	if info, err := os.Stat(l.disk.path(CheckpointFile)); err == nil {
+		l.progress.Checkpoint = info.ModTime() // it may be one of before the start
+	}
 	return l, l.noteBoot(here, there)
 }
 
@@ -134,6 +140,17 @@ func publicOf(seed []byte) ed25519.PublicKey {
 
 // PublicKey returns the key that verifies the log's checkpoints; its name is the log's origin.
 func (l *Log) PublicKey() string { return l.public }
+
+func (l *Log) noteCheckpoint(signed []byte) {
+	text := string(signed)
+	l.last.Store(&text)
+}
+
+// Checkpoint returns the last checkpoint that was signed, without waiting for anything.
+func (l *Log) Checkpoint() string { return *l.last.Load() }
+
+// Dir returns the folder of the log.
+func (l *Log) Dir() string { return l.disk.dir }
 
 // Size returns the number of entries that are in the tree or on their way into it.
 func (l *Log) Size() int64 {
@@ -232,8 +249,11 @@ func (l *Log) Sequence() error {
 	defer l.sequencing.Unlock()
 	err := l.sequence()
 	l.mu.Lock()
+	defer l.mu.Unlock()
 	l.sequenceFail = err
-	l.mu.Unlock()
+	if err == nil && !l.closed {
+		l.progress.note(l.tree.Size, time.Now())
+	}
 	return err
 }
 
@@ -321,6 +341,7 @@ func (l *Log) load() (*tiles.Tree, error) {
 	if t.Root() != c.Root {
 		return nil, fmt.Errorf("its last tiles do not give the root of its checkpoint (size %d); see `chancery log verify %s`", c.Size, l.disk.dir)
 	}
+	l.noteCheckpoint(data)
 	return t, nil
 }
 
@@ -400,9 +421,11 @@ func (l *Log) drain(journal *durable.File) error {
 		if err := w.sync(); err != nil {
 			return err
 		}
-		if err := writeCheckpoint(l.disk, l.signer, t); err != nil {
+		signed, err := writeCheckpoint(l.disk, l.signer, t)
+		if err != nil {
 			return err
 		}
+		l.noteCheckpoint(signed)
 		old := l.tree.Size
 		l.tree = t
 		l.prune(old)

@@ -16,7 +16,7 @@ import (
 )
 
 // configFiles are the files whose structs make up the config files.
-var configFiles = []string{"server/config.go", "server/keystore/keystore.go", "agent/config.go", "../../ca/profile.go"}
+var configFiles = []string{"server/config.go", "server/keystore/keystore.go", "server/lifetimes/lifetimes.go", "agent/config.go", "../../ca/profile.go"}
 
 // yamlField is one field of a config struct.
 type yamlField struct{ owner, name, doc string }
@@ -133,7 +133,10 @@ func TestUnknownFieldsAreNamed(t *testing.T) {
 		{new(server.Config), "%: 1", "%"},
 		{new(server.Config), "state: {%: 1}", "state.%"},
 		{new(server.Config), "issuer: {%: 1}", "issuer.%"},
+		{new(server.Config), "lifetimes: {%: 1}", "lifetimes.%"},
 		{new(server.Config), "profile: {%: 1}", "profile.%"},
+		{new(server.Config), "keys: {%: 1}", "keys.%"},
+		{new(server.Config), "keys: {secrets: {%: 1}}", "keys.secrets.%"},
 		{new(server.Config), "clusters: [{name: a}, {%: 1}]", "clusters[1].%"},
 		{new(server.Config), "admission: {%: 1}", "admission.%"},
 		{new(server.Config), "admission: {perNode: {%: 1}}", "admission.perNode.%"},

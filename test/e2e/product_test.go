@@ -46,7 +46,7 @@ type serverYAML struct {
 	AuditLog    string            `json:"auditLog"`
 	IssuanceLog string            `json:"issuanceLog,omitempty"`
 	Issuer      map[string]string `json:"issuer,omitempty"`
-	Keys        map[string]string `json:"keys,omitempty"`
+	Keys        any               `json:"keys,omitempty"` // a map
 	Clusters    []clusterYAML     `json:"clusters"`
 }
 
@@ -100,15 +100,15 @@ type Server struct {
 	yaml serverYAML
 }
 
-// NewServer writes a config file and runs `authority init`.
-func NewServer(t testing.TB, cfg serverYAML) *Server {
+// NewServer writes a config file and runs `authority init` with what is given besides.
+func NewServer(t testing.TB, cfg serverYAML, init ...string) *Server {
 	t.Helper()
 	s := &Server{Dir: SocketDir(t), yaml: cfg} // a short name: the admin socket lies beside the state
 	s.Config, s.Roots = filepath.Join(s.Dir, "server.yaml"), filepath.Join(s.Dir, "roots.pem")
 	s.yaml.TrustDomain, s.yaml.Listen, s.yaml.Metrics, s.yaml.AddrFile = trustDomain, "127.0.0.1:0", "127.0.0.1:0", "addrs"
 	s.yaml.State, s.yaml.AuditLog = map[string]string{"sqlite": "state.db"}, "audit.jsonl"
 	s.writeConfig(t)
-	MustRun(t, "authority", "init", "-c", s.Config)
+	MustRun(t, append([]string{"authority", "init", "-c", s.Config}, init...)...)
 	return s
 }
 
@@ -392,12 +392,27 @@ func (a *Agent) WaitRenewal(t testing.TB, limit time.Duration, old *x509.Certifi
 // ready says what the agent's /readyz says.
 func (a *Agent) ready(t testing.TB) bool {
 	t.Helper()
+	_, err := a.get(t, "/readyz")
+	return err == nil
+}
+
+// page returns a page that the agent shows beside its metrics.
+func (a *Agent) page(t testing.TB, path string) string {
+	t.Helper()
+	body, err := a.get(t, path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(body)
+}
+
+func (a *Agent) get(t testing.TB, path string) ([]byte, error) {
+	t.Helper()
 	addrs, err := readAddrs(filepath.Join(a.dir, "addrs"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, err = httpGet(http.DefaultClient, "http://"+addrs["metrics"]+"/readyz")
-	return err == nil
+	return httpGet(http.DefaultClient, "http://"+addrs["metrics"]+path)
 }
 
 // Run runs a chancery command to its end.

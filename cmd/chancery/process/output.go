@@ -48,7 +48,7 @@ func WriteAddrFile(path, content string) error {
 	return nil
 }
 
-// ReplaceFile writes a file of the given mode, complete or not at all.
+// ReplaceFile writes a file of the given mode, whatever the umask, complete or not at all.
 func ReplaceFile(path string, data []byte, mode os.FileMode) error {
 	if err := durable.Replace(path, data, mode); err != nil {
 		return fmt.Errorf("writing %s: %w", path, err)

@@ -11,7 +11,7 @@ import (
 	"testing"
 
 	"github.com/chancery-project/chancery/ca/audit"
-	"github.com/chancery-project/chancery/ca/authority"
+	docs "github.com/chancery-project/chancery/ca/document"
 	"github.com/chancery-project/chancery/ca/durable/durabletest"
 	"github.com/chancery-project/chancery/ca/keys"
 	"github.com/chancery-project/chancery/ca/store"
@@ -97,7 +97,7 @@ func checkMade(t *testing.T, name string, s *Settings) {
 }
 
 // document reads the authority document as the server would.
-func document(t *testing.T, s *Settings) *authority.Document {
+func document(t *testing.T, s *Settings) *docs.Document {
 	t.Helper()
 	st, err := store.OpenSQLite(t.Context(), s.State.SQLite)
 	if err != nil {
@@ -112,7 +112,7 @@ func document(t *testing.T, s *Settings) *authority.Document {
 	if err != nil {
 		t.Fatal(err)
 	}
-	doc, err := authority.DecodeDocument(data, version, sealer)
+	doc, err := docs.Decode(data, version, sealer)
 	if err != nil {
 		t.Fatal(err)
 	}

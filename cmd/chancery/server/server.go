@@ -7,9 +7,12 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
 	"os"
 	"os/signal"
+	"slices"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -23,8 +26,11 @@ import (
 	"github.com/chancery-project/chancery/ca/keys"
 	"github.com/chancery-project/chancery/ca/store"
 	"github.com/chancery-project/chancery/cmd/chancery/process"
+	"github.com/chancery-project/chancery/cmd/chancery/server/adminsocket"
 	"github.com/chancery-project/chancery/cmd/chancery/server/issuance"
 	"github.com/chancery-project/chancery/cmd/chancery/server/keystore"
+	"github.com/chancery-project/chancery/cmd/chancery/server/report"
+	"github.com/chancery-project/chancery/cmd/chancery/server/revoking"
 	"github.com/chancery-project/chancery/csr"
 	"github.com/chancery-project/chancery/rotate"
 	"github.com/chancery-project/chancery/trust"
@@ -40,11 +46,15 @@ type Server struct {
 	keys      keystore.Store // nil if keys lie sealed in the state
 	health    *keys.Health
 	authority *authority.Keeper
+	desk      *revoking.Desk
 	clusters  []*cluster
 	sampler   *ca.Sampler
+	requests  *csr.Metrics
+	report    *report.Reporter
 	keeper    *rotate.Keeper // of the server's own certificate
 	grpc      *csr.Server
 	registry  *prometheus.Registry
+	wasReady  atomic.Bool  // once since the start
 	listener  net.Listener // set by Listen
 	metrics   net.Listener // set by Listen
 	admin     net.Listener // set by Listen
@@ -70,16 +80,23 @@ func Open(ctx context.Context, settings *Settings, logger *slog.Logger) (_ *Serv
 		s.registry.MustRegister(issuance.Entries(s.issuance))
 	}
 	s.health = keys.NewHealth(keys.HealthConfig{Keys: s.authority.Keys, Logger: logger, Metrics: s.registry})
+	s.desk = revoking.Open(revoking.Config{
+		Domain: settings.domain, Authority: s.authority, Issuance: s.issuance, Log: s.log, Clusters: slices.Collect(maps.Keys(byName)),
+		ActorOf: adminsocket.ActorOf, Own: s.ownSerial, Logger: logger, Metrics: s.registry,
+	})
 	s.sampler = newSampler(s.registry, logger)
+	s.requests = csr.NewMetrics(s.registry)
 	service, err := csr.NewService(csr.Config{
 		Domain: settings.domain, Issuer: s.authority.Issuer, Profile: settings.profile, Clusters: byName, Admission: settings.admission,
-		Log: s.log, Sampler: s.sampler, Logger: logger, Metrics: csr.NewMetrics(s.registry),
+		Log: s.log, Sampler: s.sampler, Logger: logger, Metrics: s.requests,
+		Revocations: s.desk.Revoked, Agents: s.desk.Agents(), Checkpoints: s.desk.Checkpoints,
 	})
 	if err != nil {
 		return nil, err
 	}
 	s.keeper = rotate.NewKeeper(rotate.KeeperConfig{ID: trust.SystemID(settings.domain, "server"), Issue: s.issueOwn, Logger: logger})
 	s.grpc = csr.NewServer(service, s.own)
+	s.report = s.newReport()
 	s.registry.MustRegister(process.Expiries{Help: "Seconds until a certificate of the authority, or the server's own, ends, by certificate.",
 		Name: "chancery_ca_certificate_expiry_seconds", Read: s.expiries})
 	return s, nil
@@ -105,11 +122,11 @@ func (s *Server) openState(ctx context.Context) (err error) {
 	if err := s.log.Append(audit.Record{Event: audit.Started, Detail: "server of trust domain " + c.TrustDomain}); err != nil {
 		return err
 	}
-	if s.keys, err = c.keys.Open(ctx, s.logger); err != nil {
+	if s.keys, err = c.keys.Open(ctx, sealer, s.logger); err != nil {
 		return c.wrong(err)
 	}
 	s.authority, err = authority.Open(ctx, authority.Config{
-		Domain: c.domain, Store: s.store, Sealer: sealer, Log: s.log, Logger: s.logger, Plugged: c.Issuer.plugged(), Keys: s.keys, KeyType: c.keys.Type(),
+		Domain: c.domain, Store: s.store, Sealer: sealer, Log: s.log, Logger: s.logger, Plugged: c.Issuer.plugged(), Keys: s.keys, KeyType: c.keys.Type(), RootTTL: c.lifetimes.Root, IssuerTTL: c.lifetimes.Issuer,
 		IssuanceLog: listed, Profiles: []*ca.Profile{c.profile, ca.ServerProfile()},
 	})
 	return err
@@ -164,6 +181,13 @@ func (s *Server) own() *trust.Identity {
 	return id
 }
 
+func (s *Server) ownSerial() string {
+	if own := s.own(); own != nil {
+		return own.Serial()
+	}
+	return ""
+}
+
 // expiries returns the end of each certificate that the server's work depends on.
 func (s *Server) expiries() map[string]time.Time {
 	out := s.authority.Expiries()
@@ -207,7 +231,7 @@ func (s *Server) Listen() (listen, metrics net.Addr, err error) {
 	if s.metrics, err = net.Listen("tcp", s.settings.Metrics); err != nil {
 		return nil, nil, s.settings.wrong(fmt.Errorf("metrics: %w", err))
 	}
-	if s.admin, err = listenAdmin(s.settings.adminSocket()); err != nil {
+	if s.admin, err = adminsocket.Listen(s.settings.AdminSocket()); err != nil {
 		return nil, nil, err
 	}
 	return s.listener.Addr(), s.metrics.Addr(), nil
@@ -223,18 +247,37 @@ func (s *Server) Run(ctx context.Context, started func()) error {
 	if s.issuance != nil {
 		g.Go(func() error { return s.issuance.Run(ctx) })
 	}
+	g.Go(func() error { return s.desk.Run(ctx) })
 	g.Go(func() error { return s.keeper.Run(ctx) })
 	for _, c := range s.clusters {
 		g.Go(func() error { return c.run(ctx) })
 	}
 	g.Go(func() error { return process.HTTP{Metrics: s.registry, Ready: s.ready}.Run(ctx, s.metrics) })
-	g.Go(func() error { return serveAdmin(ctx, s.admin, adminService{authority: s.authority, log: s.log}) })
+	g.Go(func() error {
+		return adminsocket.Serve(ctx, s.admin, adminService{Desk: *s.desk, authority: s.authority, log: s.log, report: s.report})
+	})
 	g.Go(func() error { return s.reopenLog(ctx) })
 	go s.retryLog(ctx) // not waited for: a write to a disk that hangs does not end
 	g.Go(func() error { return s.watchReady(ctx, started) })
 	g.Go(func() error { return s.grpc.Run(ctx, s.listener) })
 	return g.Wait()
 }
+
+// tellAfter is how long a server may be on its way to be ready before the log says what it lacks.
+const tellAfter = 10 * time.Second
+
+// reasons decides when the log says why a server is not ready: each reason once, and no more than one in tellAfter, since some
+// hold numbers that change.
+type reasons struct {
+	last string
+	next time.Time
+}
+
+func (r *reasons) due(err error, now time.Time) bool {
+	return err.Error() != r.last && !now.Before(r.next)
+}
+
+func (r *reasons) told(err error, now time.Time) { r.last, r.next = err.Error(), now.Add(tellAfter) }
 
 // watchReady keeps gRPC health in step with readiness and writes the address file.
 func (s *Server) watchReady(ctx context.Context, started func()) error {
@@ -245,12 +288,16 @@ func (s *Server) watchReady(ctx context.Context, started func()) error {
 	ticker := time.NewTicker(100 * time.Millisecond)
 	defer ticker.Stop()
 	var was error = errors.New("starting")
+	why := reasons{next: time.Now().Add(tellAfter)}
 	for {
 		for _, c := range s.clusters {
 			c.note(s.logger)
 		}
 		err := s.ready()
 		s.grpc.SetReady(err == nil)
+		if err == nil {
+			s.wasReady.Store(true)
+		}
 		switch {
 		case err == nil && was != nil:
 			s.logger.Info("ready", "listen", s.listener.Addr().String(), "metrics", s.metrics.Addr().String())
@@ -260,7 +307,11 @@ func (s *Server) watchReady(ctx context.Context, started func()) error {
 				started = nil
 			}
 		case err != nil && was == nil:
+			why.told(err, time.Now())
 			s.logger.Error("not ready any more", "reason", err.Error())
+		case err != nil && why.due(err, time.Now()): // /readyz says it on loopback only
+			why.told(err, time.Now())
+			s.logger.Warn("not ready", "reason", err.Error())
 		}
 		was = err
 		select {

@@ -3,10 +3,8 @@ package server
 import (
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 	"path/filepath"
-	"strings"
 	"time"
 
 	"github.com/chancery-project/chancery/ca"
@@ -15,6 +13,8 @@ import (
 	"github.com/chancery-project/chancery/ca/store"
 	"github.com/chancery-project/chancery/cmd/chancery/process"
 	"github.com/chancery-project/chancery/cmd/chancery/server/keystore"
+	"github.com/chancery-project/chancery/cmd/chancery/server/lifetimes"
+	"github.com/chancery-project/chancery/cmd/chancery/server/names"
 	"github.com/chancery-project/chancery/csr"
 	"github.com/chancery-project/chancery/csr/kube"
 	"github.com/chancery-project/chancery/trust"
@@ -27,6 +27,7 @@ type Settings struct {
 	domain      trust.Domain
 	profile     *ca.Profile
 	keys        *keystore.Place
+	lifetimes   *lifetimes.Lifetimes
 	admission   csr.AdmissionConfig
 	dns         []string // with ips, what the server's certificate names
 	ips         []netip.Addr
@@ -77,8 +78,8 @@ func (s *Settings) explainStore(err error) error {
 // rootsFile is where `authority init` writes the roots, for agents: beside the state.
 func (s *Settings) rootsFile() string { return s.beside("roots.pem") }
 
-// adminSocket lies beside the state (decision D14).
-func (s *Settings) adminSocket() string { return s.beside("admin.sock") }
+// AdminSocket is where the server answers admins. It lies beside the state (decision D14).
+func (s *Settings) AdminSocket() string { return s.beside("admin.sock") }
 
 func (s *Settings) beside(name string) string {
 	return filepath.Join(filepath.Dir(s.State.SQLite), name)
@@ -89,9 +90,12 @@ func (s *Settings) parse() (err error) {
 		return fmt.Errorf("trustDomain: %w", err)
 	}
 	if s.profile, err = ca.NewProfile("workload", s.Profile); err != nil {
-		return fmt.Errorf("profile: %w", err)
+		return err // it names the profile
 	}
 	if s.keys, err = keystore.Parse(s.Keys); err != nil {
+		return err
+	}
+	if s.lifetimes, err = lifetimes.Parse(s.Lifetimes, s.profile.DefaultTTL()); err != nil {
 		return err
 	}
 	if err := process.CheckAddress("listen", s.Listen); err != nil {
@@ -112,6 +116,8 @@ func (s *Settings) checkPresent() error {
 		return errors.New("issuer: cacerts and tls are both set; set the one whose layout the folder has")
 	case s.Issuer != nil && s.Issuer.CACerts == "" && s.Issuer.TLS == "":
 		return errors.New("issuer: set cacerts or tls to a folder, or leave issuer out")
+	case s.Issuer != nil && s.Lifetimes != (lifetimes.Config{}):
+		return errors.New("issuer and lifetimes are both set; a plugged-in issuer brings its own lifetimes along, so leave lifetimes out")
 	case s.Issuer != nil && s.Keys != (keystore.Config{}):
 		return errors.New("issuer and keys are both set; a plugged-in issuer brings its key along, so leave keys out")
 	}
@@ -168,47 +174,9 @@ func (s *Settings) parseAdmission() error {
 }
 
 // parseNames splits the server's names into DNS names and IPs.
-func (s *Settings) parseNames() error {
-	names := s.ServerNames
-	if len(names) == 0 {
-		host, _, err := net.SplitHostPort(s.Listen)
-		if err != nil {
-			return fmt.Errorf("listen: %w", err)
-		}
-		names = []string{"localhost"}
-		if ip, err := netip.ParseAddr(host); host != "" && (err != nil || !ip.IsUnspecified()) {
-			names = append(names, host)
-		}
-	}
-	seen := map[string]bool{}
-	for i, n := range names {
-		if seen[n] {
-			continue
-		}
-		seen[n] = true
-		ip, err := netip.ParseAddr(n)
-		switch {
-		case err == nil && !ip.IsUnspecified() && ip.Zone() == "":
-			s.ips = append(s.ips, ip.Unmap())
-		case err != nil && isHostName(n):
-			s.dns = append(s.dns, n)
-		default:
-			return fmt.Errorf("serverNames[%d]: %q is no name that clients can reach a server by; give DNS names such as chancery.example, or IPs", i, n)
-		}
-	}
-	return nil
-}
-
-func isHostName(s string) bool {
-	if len(s) > 253 {
-		return false
-	}
-	for label := range strings.SplitSeq(s, ".") {
-		if label == "" || len(label) > 63 || strings.Trim(label, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_") != "" {
-			return false
-		}
-	}
-	return true
+func (s *Settings) parseNames() (err error) {
+	s.dns, s.ips, err = names.Parse(s.ServerNames, s.Listen)
+	return err
 }
 
 func (c *IssuerConfig) plugged() *authority.Plugged {

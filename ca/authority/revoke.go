@@ -1,7 +1,9 @@
 package authority
 
 import (
+	"bytes"
 	"context"
+	"crypto/x509"
 	"fmt"
 	"time"
 
@@ -84,9 +86,20 @@ func (a *Keeper) KeepCRLs(ctx context.Context, crls map[string][]byte) error {
 	}
 	state := next.State(a.config.Domain)
 	for i := range state.Authorities {
-		if crl := crls[state.Authorities[i].ID]; crl != nil && state.Authorities[i].Kind == document.KindIssuer {
-			state.Authorities[i].CRL = crl
+		x := &state.Authorities[i]
+		if crl := crls[x.ID]; crl != nil && x.Kind == document.KindIssuer && isOf(crl, x) {
+			x.CRL = crl
 		}
 	}
 	return a.storeQuietly(ctx, next)
+}
+
+// isOf reports whether a CRL is of an issuer by this name; one key may have been certified under several.
+func isOf(crl []byte, x *Authority) bool {
+	cert, err := x.X509()
+	if err != nil {
+		return false
+	}
+	list, err := x509.ParseRevocationList(crl)
+	return err == nil && bytes.Equal(list.RawIssuer, cert.RawSubject)
 }

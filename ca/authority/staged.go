@@ -102,6 +102,7 @@ type CRLSigner struct {
 	Chain    []*x509.Certificate // its own, and those between it and the root
 	Issuer   *ca.Issuer          // nil if it cannot sign a CRL; Why says why
 	Why      error
+	Retry    bool   // its key is somewhere, and may open another time
 	CRL      []byte // its last one, where one is kept
 	KeepCRL  bool   // its key lies outside: the last CRL should be kept
 	MaxTTL   time.Duration
@@ -135,7 +136,7 @@ func (a *Keeper) CRLSigners(ctx context.Context) ([]CRLSigner, error) {
 				continue
 			}
 			s := CRLSigner{ID: x.ID, Chain: chain, CRL: x.CRL, KeepCRL: !x.HasKey(), MaxTTL: c.maxTTL(), NotAfter: chain[0].NotAfter}
-			s.Issuer, s.Why = a.crlIssuer(ctx, doc, x, chain[0])
+			s.Issuer, s.Retry, s.Why = a.crlIssuer(ctx, doc, x, chain[0])
 			out = append(out, s)
 		}
 	}
@@ -168,21 +169,23 @@ func signsAlready(all []CRLSigner, cert *x509.Certificate) bool {
 	return false
 }
 
-// crlIssuer opens an issuer once.
-func (a *Keeper) crlIssuer(ctx context.Context, doc *Document, x *Authority, cert *x509.Certificate) (*ca.Issuer, error) {
+// crlIssuer opens an issuer once. After an error, retry says whether it may work another time.
+func (a *Keeper) crlIssuer(ctx context.Context, doc *Document, x *Authority, cert *x509.Certificate) (_ *ca.Issuer, retry bool, _ error) {
 	if cert.KeyUsage&x509.KeyUsageCRLSign == 0 {
-		return nil, errors.New("its certificate's key usage lacks cRLSign, so no verifier takes a CRL of it")
+		return nil, false, errors.New("its certificate's key usage lacks cRLSign, so no verifier takes a CRL of it")
 	}
-	if i, ok := a.held.Load(x.ID); ok {
-		return i.(*ca.Issuer), nil
+	if i, ok := a.held.Load(x.ID); ok { // one key may have been certified under two names
+		if have := i.(*ca.Issuer); bytes.Equal(have.Chain()[0].RawSubject, cert.RawSubject) {
+			return have, false, nil
+		}
 	}
 	if !x.HasKey() {
-		return nil, errors.New("its key is not here any more")
+		return nil, false, errors.New("its key is not here any more")
 	}
 	use, err := a.config.open(ctx, doc, x)
 	if err != nil {
-		return nil, err
+		return nil, true, err
 	}
 	a.held.Store(x.ID, use.issuer)
-	return use.issuer, nil
+	return use.issuer, false, nil
 }

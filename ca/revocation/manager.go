@@ -55,7 +55,8 @@ type Manager struct {
 	upTo       int64                  // up to this index
 	dirty      bool                   // something changed that CRLs are made of
 	due        time.Time              // when to look at the CRLs in any case
-	last       map[string]signed      // by issuer ID
+	last       map[string]signed      // by keyOf
+	missing    time.Time              // since when an issuer should have a CRL and has none; zero: none does
 	published  *Lists
 	off, stale []string // see State
 }
@@ -127,7 +128,6 @@ func (m *Manager) storeSet(resolved bool) {
 	}
 	if old := m.set.Load(); !s.complete && old != nil { // what was known stays known while the rest is looked for
 		maps.Copy(s.serials, old.serials)
-		s.complete = old.complete
 	}
 	m.set.Store(s)
 }
@@ -135,6 +135,8 @@ func (m *Manager) storeSet(resolved bool) {
 const (
 	// tick is how often the log is asked for certificates that were being signed while they were revoked.
 	tick = time.Second
+	// maxTick is how seldom it is tried again what fails.
+	maxTick = 30 * time.Second
 	// lookEvery is how often CRLs are looked at though nothing changed: entries and issuers end, and CRLs are signed early.
 	lookEvery = time.Minute
 )
@@ -143,7 +145,7 @@ const (
 func (m *Manager) Run(ctx context.Context) error {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
-	failing := false
+	failing, wait := false, tick
 	for {
 		select {
 		case <-ctx.Done():
@@ -160,8 +162,12 @@ func (m *Manager) Run(ctx context.Context) error {
 		case err == nil && failing:
 			m.config.Logger.Info("revocations are up to date again")
 		}
-		failing = err != nil
-		timer.Reset(tick)
+		if failing = err != nil; failing { // each try to sign takes a number, and lines of both logs
+			wait = min(2*wait, maxTick)
+		} else {
+			wait = tick
+		}
+		timer.Reset(wait)
 	}
 }
 
@@ -190,7 +196,7 @@ func (m *Manager) refresh(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	crls, off, err := m.crls(ctx, signers, now)
+	crls, off, late, err := m.crls(ctx, signers, now)
 	if err != nil {
 		return err
 	}
@@ -218,8 +224,10 @@ func (m *Manager) refresh(ctx context.Context) error {
 		m.published = next
 		m.config.Publish(next)
 	}
-	m.dirty, m.due = false, now.Add(lookEvery)
-	return nil
+	if m.dirty, m.due = false, now.Add(lookEvery); late != nil {
+		m.due = now
+	}
+	return late
 }
 
 func (l *Lists) same(o *Lists) bool {
@@ -243,13 +251,14 @@ func (m *Manager) resolve(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	now := time.Now()
 	for serial, i := range m.predicates.serials {
 		if _, ok := m.found[serial]; !ok && m.predicates.all[i].Until != nil {
-			m.found[serial] = Certificate{Serial: serial, Revocation: i, NotAfter: *m.predicates.all[i].Until}
+			if c := (Certificate{Serial: serial, Revocation: i, NotAfter: *m.predicates.all[i].Until}); !c.gone(now) {
+				m.found[serial] = c
+			}
 		}
 	}
-	now := time.Now()
-	maps.DeleteFunc(m.found, func(_ string, c Certificate) bool { return now.After(c.NotAfter) })
 	if !m.resolved || len(m.found) != known {
 		m.dirty = true
 		m.storeSet(true)
@@ -261,8 +270,11 @@ func (m *Manager) resolve(ctx context.Context) error {
 // describe stores what can be said. Caller holds mu.
 func (m *Manager) describe(err error) {
 	s := &State{Revocations: m.predicates.all, Counts: make([]uint64, len(m.predicates.all)), Off: m.off, Stale: m.stale, Err: err}
+	now := time.Now()
 	for _, c := range m.found {
-		s.Counts[c.Revocation]++
+		if now.Before(c.NotAfter) {
+			s.Counts[c.Revocation]++
+		}
 	}
 	for _, l := range m.last {
 		if s.Ends.IsZero() || l.ends.Before(s.Ends) {
@@ -315,21 +327,32 @@ func (m *Manager) Revoke(ctx context.Context, r authority.Revocation, dryRun boo
 		until := r.Time.Add(ca.LeafTTLLimit)
 		r.Until = &until
 	}
-	stored, err := m.config.Authority.Revoke(ctx, r)
-	if err != nil {
+	if result.Revocation, err = m.store(ctx, r, found); err != nil {
 		return nil, err
 	}
-	result.Revocation = stored.ID
-	m.adopt(stored, found)
 	result.Delayed = m.Refresh(ctx)
 	return result, nil
 }
 
+// store stores a revocation and takes over what was found for it. Under mu, so that Run does not come in between and read the
+// log once more, while no certificate could be renewed by one that may be revoked.
+func (m *Manager) store(ctx context.Context, r authority.Revocation, found *preview) (id string, err error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	stored, err := m.config.Authority.Revoke(ctx, r)
+	if err != nil {
+		return "", err
+	}
+	m.adopt(stored, found)
+	return stored.ID, nil
+}
+
 // preview is what a revocation means at a moment.
 type preview struct {
-	all  []Certificate
-	upTo int64     // index in the log up to which it is complete
-	ends time.Time // when the last of them ends
+	all   []Certificate
+	ended []Certificate // those that clocks that are behind accept still
+	upTo  int64         // index in the log up to which it is complete
+	ends  time.Time     // when the last of them ends
 }
 
 // preview finds what a revocation means now.
@@ -339,8 +362,14 @@ func (m *Manager) preview(ctx context.Context, r authority.Revocation) (*preview
 			return nil, fmt.Errorf("finding revoked certificates: %w", err)
 		}
 	}
+	now := time.Now()
+	room := MaxEntries
 	m.mu.Lock()
-	room := MaxEntries - len(m.found)
+	for _, c := range m.found {
+		if !c.gone(now) {
+			room--
+		}
+	}
 	m.mu.Unlock()
 	out := new(preview)
 	var err error
@@ -348,7 +377,10 @@ func (m *Manager) preview(ctx context.Context, r authority.Revocation) (*preview
 		switch {
 		case c.SPIFFEID == m.config.Domain.URI():
 			return fmt.Errorf("serial %s is that of a signing certificate; what hangs on it cannot be revoked one by one: make a new issuer", c.Serial)
-		case len(out.all) >= room:
+		case !now.Before(c.NotAfter):
+			out.ended = append(out.ended, c)
+			return nil
+		case len(out.all)+len(out.ended) >= room:
 			return fmt.Errorf("more than %d certificates would go onto the CRLs, which have %d; at most %d fit. Narrow it by --node or an earlier time",
 				room, MaxEntries-room, MaxEntries)
 		}
@@ -376,10 +408,8 @@ func (m *Manager) preview(ctx context.Context, r authority.Revocation) (*preview
 }
 
 // adopt takes over what was found before a revocation was stored, so that the log is not read twice, if nothing else has
-// changed since. Else Refresh finds it again.
+// changed since. Else Refresh finds it again. Caller holds mu.
 func (m *Manager) adopt(stored authority.Revocation, p *preview) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
 	doc := m.config.Authority.Document()
 	all := doc.Revocations(m.config.Domain)
 	last := len(all) - 1
@@ -395,7 +425,7 @@ func (m *Manager) adopt(stored authority.Revocation, p *preview) {
 	}
 	found := m.found
 	m.look(doc)
-	for _, c := range p.all {
+	for _, c := range slices.Concat(p.all, p.ended) {
 		c.Revocation = last
 		if _, known := found[c.Serial]; !known {
 			found[c.Serial] = c

@@ -24,6 +24,9 @@ type Certificate struct {
 	Revocation    int // index of the first predicate that means it
 }
 
+// gone reports whether a certificate has ended by all clocks.
+func (c *Certificate) gone(now time.Time) bool { return now.After(c.NotAfter.Add(endedStays)) }
+
 // predicates are revocations, arranged so that an entry finds its own fast.
 type predicates struct {
 	domain  trust.Domain
@@ -125,7 +128,7 @@ func (p *predicates) mayMatch(raw []byte, now time.Time) bool {
 var errNoLog = errors.New("without an issuance log it is not known which certificates that means: set `issuanceLog` in the server's config, " +
 	"run `chancery authority init` once, and start the server; what is issued from then on can be revoked so. A serial can be revoked without")
 
-// scan gives each living certificate in the log that a predicate means, from an index on, and returns where the log ended.
+// scan gives each certificate in the log that a predicate means and that is not gone, from an index on, and returns where the log ended.
 func (m *Manager) scan(ctx context.Context, p *predicates, from int64, each func(Certificate) error) (int64, error) {
 	if m.config.Issuance == nil || len(p.all) == 0 {
 		return 0, nil
@@ -141,7 +144,8 @@ func (m *Manager) scan(ctx context.Context, p *predicates, from int64, each func
 			return 0, fmt.Errorf("finding revoked certificates: %w", err)
 		}
 	}
-	q := verify.Query{From: from, Keep: func(raw []byte) bool { return p.mayMatch(raw, now) }}
+	alive := now.Add(-endedStays)
+	q := verify.Query{From: from, Keep: func(raw []byte) bool { return p.mayMatch(raw, alive) }}
 	err = r.Search(ctx, q, func(f verify.Found) error {
 		e := f.Entry
 		i := p.match(&e.Record)

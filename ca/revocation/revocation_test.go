@@ -434,14 +434,14 @@ func TestCRLsAreSignedEarly(t *testing.T) {
 	signers := must(w.keeper.CRLSigners(t.Context()))
 	id := signers[0].ID
 	before := w.crls()[id]
-	have := w.manager.last[id]
+	have := w.manager.last[keyOf(&signers[0])]
 	signers[0].MaxTTL = time.Hour
-	made := must(w.manager.sign(t.Context(), authority.CRLSigner{ID: id, Issuer: signers[0].Issuer, MaxTTL: time.Hour}, big.NewInt(1000), nil, time.Now()))
+	made := must(w.manager.sign(t.Context(), &authority.CRLSigner{ID: id, Issuer: signers[0].Issuer, MaxTTL: time.Hour}, big.NewInt(1000), nil, time.Now()))
 	if !made.resign.IsZero() { // an issuer of 7 days has no longer CRL
 		t.Errorf("to be signed again at %s, though it ends with its issuer", made.resign)
 	}
 	have.resign = time.Now().Add(-time.Second)
-	w.manager.last[id], w.manager.due = have, time.Time{}
+	w.manager.last[keyOf(&signers[0])], w.manager.due = have, time.Time{}
 	w.refresh()
 	if after := w.crls()[id]; after.Number.Cmp(before.Number) <= 0 {
 		t.Errorf("past half of its life CRL %v was not signed anew: %v", before.Number, after.Number)

@@ -289,18 +289,46 @@ func TestBounds(t *testing.T) {
 	if err := h.join(&stream{place: "two"}); err != nil {
 		t.Errorf("elsewhere: %v", err)
 	}
-	for _, s := range streams {
-		if err := h.take(s, &chanceryv1.SyncRequest{Served: make([]*chanceryv1.ServedSvid, maxServed)}); err != nil {
+	report := func(s *stream, idBytes int) {
+		m := &chanceryv1.SyncRequest{}
+		for range maxServed {
+			m.Served = append(m.Served, &chanceryv1.ServedSvid{SpiffeId: strings.Repeat("x", idBytes)})
+		}
+		if err := h.take(s, m); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if _, omitted := h.Served(); omitted != maxOfOnePlace*maxServed+1-maxKept || h.kept != maxKept {
-		t.Errorf("%d kept, %d omitted", h.kept, omitted)
+	for _, s := range streams {
+		report(s, 2048)
+	}
+	if _, omitted := h.Served(); omitted == 0 || h.bytes > maxPlaceBytes+200 || h.bytes < maxPlaceBytes-5000 || h.byPlace["one"] > maxPlaceBytes {
+		t.Errorf("long names of one place: %d bytes kept, %d omitted", h.bytes, omitted)
 	}
 	for _, s := range streams {
 		h.leave(s)
 	}
-	if _, omitted := h.Served(); omitted != 0 || h.kept != 1 || h.places["one"] != 0 {
-		t.Errorf("after all left: %d kept, %d omitted, places %v", h.kept, omitted, h.places)
+	streams = streams[:0]
+	for i := range 300 {
+		s := &stream{id: fmt.Sprint(i), place: fmt.Sprint(i)}
+		if err := h.join(s); err != nil {
+			t.Fatal(i, err)
+		}
+		streams = append(streams, s)
+		report(s, 50)
+	}
+	if _, omitted := h.Served(); omitted != 300*maxServed+1-maxKept || h.kept != maxKept {
+		t.Errorf("%d kept, %d omitted", h.kept, omitted)
+	}
+	for _, s := range streams {
+		report(s, 2048)
+	}
+	if _, omitted := h.Served(); omitted == 0 || h.bytes > maxKeptBytes || h.bytes < maxKeptBytes-5000 {
+		t.Errorf("long names everywhere: %d bytes kept, %d omitted", h.bytes, omitted)
+	}
+	for _, s := range streams {
+		h.leave(s)
+	}
+	if _, omitted := h.Served(); omitted != 0 || h.kept != 1 || h.places["one"] != 0 || len(h.byPlace) != 1 {
+		t.Errorf("after all left: %d kept, %d omitted, places %v, bytes %v", h.kept, omitted, h.places, h.byPlace)
 	}
 }

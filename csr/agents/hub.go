@@ -14,11 +14,14 @@ import (
 
 // Bounds of all streams together, and of one agent's report.
 const (
-	maxAgents      = 20_000
-	maxOfOnePlace  = 256 // many agents may share one identity and one address; none needs that many
-	maxServed      = 1000
-	maxKept        = 200_000 // SVIDs reported by all
-	maxWords       = 20      // lines of what cannot enforce CRLs
+	maxAgents     = 20_000
+	maxOfOnePlace = 256 // many agents may share one identity and one address; none needs that many
+	maxServed     = 1000
+	maxKept       = 200_000  // SVIDs reported by all,
+	maxKeptBytes  = 48 << 20 // and what they take; it fits into an answer of the admin API
+	// maxPlaceBytes is what those of one identity and place may take of it, so that nobody crowds out the others.
+	maxPlaceBytes  = maxKeptBytes / 8
+	maxWords       = 20 // lines of what cannot enforce CRLs
 	maxWord        = 200
 	maxHolders     = 10_000
 	checkpointTime = 10 * time.Second
@@ -45,12 +48,15 @@ type Hub struct {
 
 	mu      sync.Mutex // guards all below
 	current *update    // nil before the first Publish
+	news    time.Time  // when it was called last
 	changed chan struct{}
 	streams map[*stream]struct{}
 	places  map[string]int
-	kept    int       // SVIDs in reports
-	pushed  time.Time // when the checkpoints below were pushed,
-	last    []string  // the last ones that all were woken for
+	kept    int            // SVIDs in reports
+	bytes   int            // of these
+	byPlace map[string]int // of these, by place
+	pushed  time.Time      // when the checkpoints below were pushed,
+	last    []string       // the last ones that all were woken for
 
 	issuedMu sync.Mutex           // guards issued; apart from mu, since each certificate takes it
 	issued   map[holder]time.Time // when the last certificate of a holder ends
@@ -72,6 +78,7 @@ type stream struct {
 	sent, acknowledged uint64
 	refused            string
 	served             []*chanceryv1.ServedSvid
+	bytes              int    // of these
 	omitted            uint64 // SVIDs of the report that were not kept
 	notEnforcing       []string
 }
@@ -83,7 +90,7 @@ func New(c Config) *Hub {
 	}
 	h := &Hub{
 		config: c, start: time.Now(), ending: make(chan struct{}), changed: make(chan struct{}), streams: map[*stream]struct{}{}, places: map[string]int{},
-		issued: map[holder]time.Time{},
+		byPlace: map[string]int{}, issued: map[holder]time.Time{},
 	}
 	if c.Metrics != nil {
 		h.register(c.Metrics)
@@ -98,7 +105,7 @@ func (h *Hub) Close() { h.end.Do(func() { close(h.ending) }) }
 func (h *Hub) Publish(m *chanceryv1.SyncUpdate) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	m.Version = h.nextVersion()
+	m.Version, h.news = h.nextVersion(), time.Now()
 	h.set(&update{m, m.Version})
 }
 
@@ -115,6 +122,13 @@ func (h *Hub) set(u *update) {
 	h.current = u
 	close(h.changed)
 	h.changed = make(chan struct{})
+}
+
+// Published returns when bundle or CRLs changed last; zero before the first.
+func (h *Hub) Published() time.Time {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.news
 }
 
 // PushCheckpoints has the checkpoints sent, if they are new. Alone they make an update every 10 s at most, and more seldom

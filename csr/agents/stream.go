@@ -82,7 +82,7 @@ func (h *Hub) leave(s *stream) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	delete(h.streams, s)
-	h.kept -= len(s.served)
+	h.keep(s, nil)
 	if h.places[s.place]--; h.places[s.place] == 0 {
 		delete(h.places, s.place)
 	}
@@ -145,14 +145,34 @@ func (h *Hub) take(s *stream, m *chanceryv1.SyncRequest) error {
 		h.gone.Inc()
 	}
 	s.refused, s.notEnforcing = shorten(m.GetRefused()), words
-	h.kept -= len(s.served)
-	s.served, s.omitted = m.GetServed(), 0
-	if over := h.kept + len(s.served) - maxKept; over > 0 {
-		over = min(over, len(s.served))
-		s.served, s.omitted = s.served[:len(s.served)-over], uint64(over)
-	}
-	h.kept += len(s.served)
+	h.keep(s, m.GetServed())
 	return nil
+}
+
+// sizeOf is what an SVID in a report takes, more or less.
+func sizeOf(x *chanceryv1.ServedSvid) int {
+	return 120 + len(x.GetSpiffeId()) + len(x.GetSerial()) + len(x.GetCertificateHash())
+}
+
+// keep replaces the report of a stream, as far as there is room. Caller holds mu.
+func (h *Hub) keep(s *stream, served []*chanceryv1.ServedSvid) {
+	h.kept -= len(s.served)
+	h.bytes -= s.bytes
+	h.byPlace[s.place] -= s.bytes
+	room := min(maxKeptBytes-h.bytes, maxPlaceBytes-h.byPlace[s.place])
+	n := 0
+	for s.bytes = 0; n < len(served) && h.kept+n < maxKept && s.bytes+sizeOf(served[n]) <= room; n++ {
+		s.bytes += sizeOf(served[n])
+	}
+	s.served, s.omitted = served[:n], uint64(len(served)-n)
+	if n < len(served) { // the rest should not be held in memory
+		s.served = slices.Clone(s.served)
+	}
+	h.kept += n
+	h.bytes += s.bytes
+	if h.byPlace[s.place] += s.bytes; h.byPlace[s.place] == 0 {
+		delete(h.byPlace, s.place)
+	}
 }
 
 func shorten(s string) string {

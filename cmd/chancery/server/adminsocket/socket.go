@@ -71,5 +71,5 @@ func With(ctx context.Context, path string, patience time.Duration, f func(conte
 	return nil
 }
 
-// maxAnswer bounds an answer of the admin API: 200,000 SVIDs that agents serve have 30 MB.
+// maxAnswer bounds an answer of the admin API: what is kept of the SVIDs that agents serve has 48 MiB at most.
 const maxAnswer = 64 << 20

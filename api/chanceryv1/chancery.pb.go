@@ -1911,7 +1911,9 @@ type GetStatusResponse struct {
 	IssuanceLog *GetStatusResponse_IssuanceLog `protobuf:"bytes,12,opt,name=issuance_log,json=issuanceLog,proto3" json:"issuance_log,omitempty"`
 	Clusters    []*GetStatusResponse_Cluster   `protobuf:"bytes,13,rep,name=clusters,proto3" json:"clusters,omitempty"`
 	// Certificates could be issued once since the start.
-	WasReady      bool `protobuf:"varint,14,opt,name=was_ready,json=wasReady,proto3" json:"was_ready,omitempty"`
+	WasReady bool `protobuf:"varint,14,opt,name=was_ready,json=wasReady,proto3" json:"was_ready,omitempty"`
+	// Absent from servers that know no CRLs, and until the server has looked at them once.
+	Crls          *GetStatusResponse_Crls `protobuf:"bytes,15,opt,name=crls,proto3" json:"crls,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2042,6 +2044,13 @@ func (x *GetStatusResponse) GetWasReady() bool {
 		return x.WasReady
 	}
 	return false
+}
+
+func (x *GetStatusResponse) GetCrls() *GetStatusResponse_Crls {
+	if x != nil {
+		return x.Crls
+	}
+	return nil
 }
 
 type GetStatusResponse_Document struct {
@@ -2565,6 +2574,128 @@ func (x *GetStatusResponse_IssuanceLog) GetCheckpointError() string {
 	return ""
 }
 
+type GetStatusResponse_Crls struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Why there are none; empty if there are.
+	Off []string `protobuf:"bytes,1,rep,name=off,proto3" json:"off,omitempty"`
+	// What CRLs lack that cannot be made anew.
+	Stale []string `protobuf:"bytes,2,rep,name=stale,proto3" json:"stale,omitempty"`
+	// Why the last try to bring revocations and CRLs up to date failed, and since when it fails.
+	Error   string                 `protobuf:"bytes,3,opt,name=error,proto3" json:"error,omitempty"`
+	Failing *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=failing,proto3" json:"failing,omitempty"`
+	// When the first CRL ends.
+	Ends *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=ends,proto3" json:"ends,omitempty"`
+	// Revocations that stand, and certificates that are revoked and have not ended.
+	Revocations  uint64 `protobuf:"varint,6,opt,name=revocations,proto3" json:"revocations,omitempty"`
+	Certificates uint64 `protobuf:"varint,7,opt,name=certificates,proto3" json:"certificates,omitempty"`
+	// Agents with a Sync stream; those of them that have the last roots and CRLs, and since when there are these.
+	Agents        uint32                 `protobuf:"varint,8,opt,name=agents,proto3" json:"agents,omitempty"`
+	Acknowledged  uint32                 `protobuf:"varint,9,opt,name=acknowledged,proto3" json:"acknowledged,omitempty"`
+	Published     *timestamppb.Timestamp `protobuf:"bytes,10,opt,name=published,proto3" json:"published,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetStatusResponse_Crls) Reset() {
+	*x = GetStatusResponse_Crls{}
+	mi := &file_chancery_proto_msgTypes[39]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetStatusResponse_Crls) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetStatusResponse_Crls) ProtoMessage() {}
+
+func (x *GetStatusResponse_Crls) ProtoReflect() protoreflect.Message {
+	mi := &file_chancery_proto_msgTypes[39]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetStatusResponse_Crls.ProtoReflect.Descriptor instead.
+func (*GetStatusResponse_Crls) Descriptor() ([]byte, []int) {
+	return file_chancery_proto_rawDescGZIP(), []int{31, 7}
+}
+
+func (x *GetStatusResponse_Crls) GetOff() []string {
+	if x != nil {
+		return x.Off
+	}
+	return nil
+}
+
+func (x *GetStatusResponse_Crls) GetStale() []string {
+	if x != nil {
+		return x.Stale
+	}
+	return nil
+}
+
+func (x *GetStatusResponse_Crls) GetError() string {
+	if x != nil {
+		return x.Error
+	}
+	return ""
+}
+
+func (x *GetStatusResponse_Crls) GetFailing() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Failing
+	}
+	return nil
+}
+
+func (x *GetStatusResponse_Crls) GetEnds() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Ends
+	}
+	return nil
+}
+
+func (x *GetStatusResponse_Crls) GetRevocations() uint64 {
+	if x != nil {
+		return x.Revocations
+	}
+	return 0
+}
+
+func (x *GetStatusResponse_Crls) GetCertificates() uint64 {
+	if x != nil {
+		return x.Certificates
+	}
+	return 0
+}
+
+func (x *GetStatusResponse_Crls) GetAgents() uint32 {
+	if x != nil {
+		return x.Agents
+	}
+	return 0
+}
+
+func (x *GetStatusResponse_Crls) GetAcknowledged() uint32 {
+	if x != nil {
+		return x.Acknowledged
+	}
+	return 0
+}
+
+func (x *GetStatusResponse_Crls) GetPublished() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Published
+	}
+	return nil
+}
+
 type GetStatusResponse_Cluster struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -2578,7 +2709,7 @@ type GetStatusResponse_Cluster struct {
 
 func (x *GetStatusResponse_Cluster) Reset() {
 	*x = GetStatusResponse_Cluster{}
-	mi := &file_chancery_proto_msgTypes[39]
+	mi := &file_chancery_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2590,7 +2721,7 @@ func (x *GetStatusResponse_Cluster) String() string {
 func (*GetStatusResponse_Cluster) ProtoMessage() {}
 
 func (x *GetStatusResponse_Cluster) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[39]
+	mi := &file_chancery_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2603,7 +2734,7 @@ func (x *GetStatusResponse_Cluster) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusResponse_Cluster.ProtoReflect.Descriptor instead.
 func (*GetStatusResponse_Cluster) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{31, 7}
+	return file_chancery_proto_rawDescGZIP(), []int{31, 8}
 }
 
 func (x *GetStatusResponse_Cluster) GetName() string {
@@ -2758,7 +2889,7 @@ const file_chancery_proto_rawDesc = "" +
 	"generation\x18\x04 \x01(\x04R\n" +
 	"generation\x12 \n" +
 	"\vcertificate\x18\x05 \x01(\fR\vcertificate\"\x12\n" +
-	"\x10GetStatusRequest\"\x8d\x0f\n" +
+	"\x10GetStatusRequest\"\xaf\x12\n" +
 	"\x11GetStatusResponse\x12.\n" +
 	"\x04time\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x124\n" +
 	"\astarted\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\astarted\x12!\n" +
@@ -2774,7 +2905,8 @@ const file_chancery_proto_rawDesc = "" +
 	"\taudit_log\x18\v \x01(\v2'.chancery.v1.GetStatusResponse.AuditLogR\bauditLog\x12M\n" +
 	"\fissuance_log\x18\f \x01(\v2*.chancery.v1.GetStatusResponse.IssuanceLogR\vissuanceLog\x12B\n" +
 	"\bclusters\x18\r \x03(\v2&.chancery.v1.GetStatusResponse.ClusterR\bclusters\x12\x1b\n" +
-	"\twas_ready\x18\x0e \x01(\bR\bwasReady\x1a\xb6\x01\n" +
+	"\twas_ready\x18\x0e \x01(\bR\bwasReady\x127\n" +
+	"\x04crls\x18\x0f \x01(\v2#.chancery.v1.GetStatusResponse.CrlsR\x04crls\x1a\xb6\x01\n" +
 	"\bDocument\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\x04R\aversion\x12\x1e\n" +
 	"\n" +
@@ -2816,7 +2948,19 @@ const file_chancery_proto_rawDesc = "" +
 	"checkpoint\x128\n" +
 	"\tsequenced\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\tsequenced\x12\x14\n" +
 	"\x05error\x18\x06 \x01(\tR\x05error\x12)\n" +
-	"\x10checkpoint_error\x18\a \x01(\tR\x0fcheckpointError\x1aW\n" +
+	"\x10checkpoint_error\x18\a \x01(\tR\x0fcheckpointError\x1a\xe6\x02\n" +
+	"\x04Crls\x12\x10\n" +
+	"\x03off\x18\x01 \x03(\tR\x03off\x12\x14\n" +
+	"\x05stale\x18\x02 \x03(\tR\x05stale\x12\x14\n" +
+	"\x05error\x18\x03 \x01(\tR\x05error\x124\n" +
+	"\afailing\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\afailing\x12.\n" +
+	"\x04ends\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\x04ends\x12 \n" +
+	"\vrevocations\x18\x06 \x01(\x04R\vrevocations\x12\"\n" +
+	"\fcertificates\x18\a \x01(\x04R\fcertificates\x12\x16\n" +
+	"\x06agents\x18\b \x01(\rR\x06agents\x12\"\n" +
+	"\facknowledged\x18\t \x01(\rR\facknowledged\x128\n" +
+	"\tpublished\x18\n" +
+	" \x01(\v2\x1a.google.protobuf.TimestampR\tpublished\x1aW\n" +
 	"\aCluster\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1b\n" +
 	"\tnot_ready\x18\x02 \x01(\tR\bnotReady\x12\x1b\n" +
@@ -2847,7 +2991,7 @@ func file_chancery_proto_rawDescGZIP() []byte {
 	return file_chancery_proto_rawDescData
 }
 
-var file_chancery_proto_msgTypes = make([]protoimpl.MessageInfo, 40)
+var file_chancery_proto_msgTypes = make([]protoimpl.MessageInfo, 41)
 var file_chancery_proto_goTypes = []any{
 	(*SyncRequest)(nil),                   // 0: chancery.v1.SyncRequest
 	(*ServedSvid)(nil),                    // 1: chancery.v1.ServedSvid
@@ -2888,77 +3032,82 @@ var file_chancery_proto_goTypes = []any{
 	(*GetStatusResponse_Outcome)(nil),     // 36: chancery.v1.GetStatusResponse.Outcome
 	(*GetStatusResponse_AuditLog)(nil),    // 37: chancery.v1.GetStatusResponse.AuditLog
 	(*GetStatusResponse_IssuanceLog)(nil), // 38: chancery.v1.GetStatusResponse.IssuanceLog
-	(*GetStatusResponse_Cluster)(nil),     // 39: chancery.v1.GetStatusResponse.Cluster
-	(*timestamppb.Timestamp)(nil),         // 40: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),           // 41: google.protobuf.Duration
+	(*GetStatusResponse_Crls)(nil),        // 39: chancery.v1.GetStatusResponse.Crls
+	(*GetStatusResponse_Cluster)(nil),     // 40: chancery.v1.GetStatusResponse.Cluster
+	(*timestamppb.Timestamp)(nil),         // 41: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),           // 42: google.protobuf.Duration
 }
 var file_chancery_proto_depIdxs = []int32{
 	1,  // 0: chancery.v1.SyncRequest.served:type_name -> chancery.v1.ServedSvid
-	40, // 1: chancery.v1.ServedSvid.not_after:type_name -> google.protobuf.Timestamp
+	41, // 1: chancery.v1.ServedSvid.not_after:type_name -> google.protobuf.Timestamp
 	9,  // 2: chancery.v1.SyncUpdate.bundle:type_name -> chancery.v1.Bundle
 	4,  // 3: chancery.v1.IssueRequest.requests:type_name -> chancery.v1.CertificateRequest
-	41, // 4: chancery.v1.CertificateRequest.lifetime:type_name -> google.protobuf.Duration
+	42, // 4: chancery.v1.CertificateRequest.lifetime:type_name -> google.protobuf.Duration
 	6,  // 5: chancery.v1.IssueResponse.results:type_name -> chancery.v1.Result
 	9,  // 6: chancery.v1.IssueResponse.bundle:type_name -> chancery.v1.Bundle
 	8,  // 7: chancery.v1.Result.certificate:type_name -> chancery.v1.Certificate
 	7,  // 8: chancery.v1.Result.refusal:type_name -> chancery.v1.Refusal
-	41, // 9: chancery.v1.Refusal.retry_after:type_name -> google.protobuf.Duration
-	40, // 10: chancery.v1.Certificate.not_after:type_name -> google.protobuf.Timestamp
-	40, // 11: chancery.v1.Predicate.issued_before:type_name -> google.protobuf.Timestamp
+	42, // 9: chancery.v1.Refusal.retry_after:type_name -> google.protobuf.Duration
+	41, // 10: chancery.v1.Certificate.not_after:type_name -> google.protobuf.Timestamp
+	41, // 11: chancery.v1.Predicate.issued_before:type_name -> google.protobuf.Timestamp
 	10, // 12: chancery.v1.RevokeRequest.predicate:type_name -> chancery.v1.Predicate
-	41, // 13: chancery.v1.RevokeRequest.wait:type_name -> google.protobuf.Duration
+	42, // 13: chancery.v1.RevokeRequest.wait:type_name -> google.protobuf.Duration
 	13, // 14: chancery.v1.RevokeResponse.certificates:type_name -> chancery.v1.RevokedCertificate
-	40, // 15: chancery.v1.RevokedCertificate.not_after:type_name -> google.protobuf.Timestamp
+	41, // 15: chancery.v1.RevokedCertificate.not_after:type_name -> google.protobuf.Timestamp
 	18, // 16: chancery.v1.ListRevocationsResponse.revocations:type_name -> chancery.v1.Revocation
 	10, // 17: chancery.v1.Revocation.predicate:type_name -> chancery.v1.Predicate
-	40, // 18: chancery.v1.Revocation.time:type_name -> google.protobuf.Timestamp
-	40, // 19: chancery.v1.Revocation.restored:type_name -> google.protobuf.Timestamp
+	41, // 18: chancery.v1.Revocation.time:type_name -> google.protobuf.Timestamp
+	41, // 19: chancery.v1.Revocation.restored:type_name -> google.protobuf.Timestamp
 	21, // 20: chancery.v1.ListServedResponse.agents:type_name -> chancery.v1.ServedByAgent
 	1,  // 21: chancery.v1.ServedByAgent.served:type_name -> chancery.v1.ServedSvid
 	28, // 22: chancery.v1.GetAuthoritiesResponse.domains:type_name -> chancery.v1.DomainAuthorities
 	29, // 23: chancery.v1.DomainAuthorities.authorities:type_name -> chancery.v1.Authority
-	40, // 24: chancery.v1.GetStatusResponse.time:type_name -> google.protobuf.Timestamp
-	40, // 25: chancery.v1.GetStatusResponse.started:type_name -> google.protobuf.Timestamp
+	41, // 24: chancery.v1.GetStatusResponse.time:type_name -> google.protobuf.Timestamp
+	41, // 25: chancery.v1.GetStatusResponse.started:type_name -> google.protobuf.Timestamp
 	32, // 26: chancery.v1.GetStatusResponse.document:type_name -> chancery.v1.GetStatusResponse.Document
 	34, // 27: chancery.v1.GetStatusResponse.certificates:type_name -> chancery.v1.GetStatusResponse.Certificate
-	41, // 28: chancery.v1.GetStatusResponse.max_ttl:type_name -> google.protobuf.Duration
+	42, // 28: chancery.v1.GetStatusResponse.max_ttl:type_name -> google.protobuf.Duration
 	35, // 29: chancery.v1.GetStatusResponse.keys:type_name -> chancery.v1.GetStatusResponse.Key
 	36, // 30: chancery.v1.GetStatusResponse.outcomes:type_name -> chancery.v1.GetStatusResponse.Outcome
 	37, // 31: chancery.v1.GetStatusResponse.audit_log:type_name -> chancery.v1.GetStatusResponse.AuditLog
 	38, // 32: chancery.v1.GetStatusResponse.issuance_log:type_name -> chancery.v1.GetStatusResponse.IssuanceLog
-	39, // 33: chancery.v1.GetStatusResponse.clusters:type_name -> chancery.v1.GetStatusResponse.Cluster
-	33, // 34: chancery.v1.GetStatusResponse.Document.logs:type_name -> chancery.v1.GetStatusResponse.Log
-	40, // 35: chancery.v1.GetStatusResponse.Document.requested:type_name -> google.protobuf.Timestamp
-	40, // 36: chancery.v1.GetStatusResponse.Key.checked:type_name -> google.protobuf.Timestamp
-	41, // 37: chancery.v1.GetStatusResponse.Key.took:type_name -> google.protobuf.Duration
-	40, // 38: chancery.v1.GetStatusResponse.Key.waiting:type_name -> google.protobuf.Timestamp
-	40, // 39: chancery.v1.GetStatusResponse.IssuanceLog.checkpoint:type_name -> google.protobuf.Timestamp
-	40, // 40: chancery.v1.GetStatusResponse.IssuanceLog.sequenced:type_name -> google.protobuf.Timestamp
-	3,  // 41: chancery.v1.Issuance.Issue:input_type -> chancery.v1.IssueRequest
-	0,  // 42: chancery.v1.Issuance.Sync:input_type -> chancery.v1.SyncRequest
-	26, // 43: chancery.v1.Admin.GetAuthorities:input_type -> chancery.v1.GetAuthoritiesRequest
-	22, // 44: chancery.v1.Admin.RequestIssuer:input_type -> chancery.v1.RequestIssuerRequest
-	24, // 45: chancery.v1.Admin.ImportIssuer:input_type -> chancery.v1.ImportIssuerRequest
-	11, // 46: chancery.v1.Admin.Revoke:input_type -> chancery.v1.RevokeRequest
-	14, // 47: chancery.v1.Admin.Restore:input_type -> chancery.v1.RestoreRequest
-	16, // 48: chancery.v1.Admin.ListRevocations:input_type -> chancery.v1.ListRevocationsRequest
-	19, // 49: chancery.v1.Admin.ListServed:input_type -> chancery.v1.ListServedRequest
-	30, // 50: chancery.v1.Admin.GetStatus:input_type -> chancery.v1.GetStatusRequest
-	5,  // 51: chancery.v1.Issuance.Issue:output_type -> chancery.v1.IssueResponse
-	2,  // 52: chancery.v1.Issuance.Sync:output_type -> chancery.v1.SyncUpdate
-	27, // 53: chancery.v1.Admin.GetAuthorities:output_type -> chancery.v1.GetAuthoritiesResponse
-	23, // 54: chancery.v1.Admin.RequestIssuer:output_type -> chancery.v1.RequestIssuerResponse
-	25, // 55: chancery.v1.Admin.ImportIssuer:output_type -> chancery.v1.ImportIssuerResponse
-	12, // 56: chancery.v1.Admin.Revoke:output_type -> chancery.v1.RevokeResponse
-	15, // 57: chancery.v1.Admin.Restore:output_type -> chancery.v1.RestoreResponse
-	17, // 58: chancery.v1.Admin.ListRevocations:output_type -> chancery.v1.ListRevocationsResponse
-	20, // 59: chancery.v1.Admin.ListServed:output_type -> chancery.v1.ListServedResponse
-	31, // 60: chancery.v1.Admin.GetStatus:output_type -> chancery.v1.GetStatusResponse
-	51, // [51:61] is the sub-list for method output_type
-	41, // [41:51] is the sub-list for method input_type
-	41, // [41:41] is the sub-list for extension type_name
-	41, // [41:41] is the sub-list for extension extendee
-	0,  // [0:41] is the sub-list for field type_name
+	40, // 33: chancery.v1.GetStatusResponse.clusters:type_name -> chancery.v1.GetStatusResponse.Cluster
+	39, // 34: chancery.v1.GetStatusResponse.crls:type_name -> chancery.v1.GetStatusResponse.Crls
+	33, // 35: chancery.v1.GetStatusResponse.Document.logs:type_name -> chancery.v1.GetStatusResponse.Log
+	41, // 36: chancery.v1.GetStatusResponse.Document.requested:type_name -> google.protobuf.Timestamp
+	41, // 37: chancery.v1.GetStatusResponse.Key.checked:type_name -> google.protobuf.Timestamp
+	42, // 38: chancery.v1.GetStatusResponse.Key.took:type_name -> google.protobuf.Duration
+	41, // 39: chancery.v1.GetStatusResponse.Key.waiting:type_name -> google.protobuf.Timestamp
+	41, // 40: chancery.v1.GetStatusResponse.IssuanceLog.checkpoint:type_name -> google.protobuf.Timestamp
+	41, // 41: chancery.v1.GetStatusResponse.IssuanceLog.sequenced:type_name -> google.protobuf.Timestamp
+	41, // 42: chancery.v1.GetStatusResponse.Crls.failing:type_name -> google.protobuf.Timestamp
+	41, // 43: chancery.v1.GetStatusResponse.Crls.ends:type_name -> google.protobuf.Timestamp
+	41, // 44: chancery.v1.GetStatusResponse.Crls.published:type_name -> google.protobuf.Timestamp
+	3,  // 45: chancery.v1.Issuance.Issue:input_type -> chancery.v1.IssueRequest
+	0,  // 46: chancery.v1.Issuance.Sync:input_type -> chancery.v1.SyncRequest
+	26, // 47: chancery.v1.Admin.GetAuthorities:input_type -> chancery.v1.GetAuthoritiesRequest
+	22, // 48: chancery.v1.Admin.RequestIssuer:input_type -> chancery.v1.RequestIssuerRequest
+	24, // 49: chancery.v1.Admin.ImportIssuer:input_type -> chancery.v1.ImportIssuerRequest
+	11, // 50: chancery.v1.Admin.Revoke:input_type -> chancery.v1.RevokeRequest
+	14, // 51: chancery.v1.Admin.Restore:input_type -> chancery.v1.RestoreRequest
+	16, // 52: chancery.v1.Admin.ListRevocations:input_type -> chancery.v1.ListRevocationsRequest
+	19, // 53: chancery.v1.Admin.ListServed:input_type -> chancery.v1.ListServedRequest
+	30, // 54: chancery.v1.Admin.GetStatus:input_type -> chancery.v1.GetStatusRequest
+	5,  // 55: chancery.v1.Issuance.Issue:output_type -> chancery.v1.IssueResponse
+	2,  // 56: chancery.v1.Issuance.Sync:output_type -> chancery.v1.SyncUpdate
+	27, // 57: chancery.v1.Admin.GetAuthorities:output_type -> chancery.v1.GetAuthoritiesResponse
+	23, // 58: chancery.v1.Admin.RequestIssuer:output_type -> chancery.v1.RequestIssuerResponse
+	25, // 59: chancery.v1.Admin.ImportIssuer:output_type -> chancery.v1.ImportIssuerResponse
+	12, // 60: chancery.v1.Admin.Revoke:output_type -> chancery.v1.RevokeResponse
+	15, // 61: chancery.v1.Admin.Restore:output_type -> chancery.v1.RestoreResponse
+	17, // 62: chancery.v1.Admin.ListRevocations:output_type -> chancery.v1.ListRevocationsResponse
+	20, // 63: chancery.v1.Admin.ListServed:output_type -> chancery.v1.ListServedResponse
+	31, // 64: chancery.v1.Admin.GetStatus:output_type -> chancery.v1.GetStatusResponse
+	55, // [55:65] is the sub-list for method output_type
+	45, // [45:55] is the sub-list for method input_type
+	45, // [45:45] is the sub-list for extension type_name
+	45, // [45:45] is the sub-list for extension extendee
+	0,  // [0:45] is the sub-list for field type_name
 }
 
 func init() { file_chancery_proto_init() }
@@ -2976,7 +3125,7 @@ func file_chancery_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_chancery_proto_rawDesc), len(file_chancery_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   40,
+			NumMessages:   41,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

@@ -70,6 +70,16 @@ var Catalogue = []Entry{
 	{"requests.busy", warns, "More requests come than are worked on within admission.maxWait; agents try again.",
 		"A passing rush needs nothing. Else find who asks (`denied` lines of the audit log), or give the server more processors."},
 
+	// Revocation.
+	{"crl.off", warns, "One issuer cannot have a CRL, so none is published: verifiers would refuse all of its certificates. What is revoked renews nothing, and is accepted until it ends.",
+		"Follow the reason. A plugged-in issuer needs the key usage cRLSign; what an older version retired ends by itself; a key store must answer."},
+	{"crl.incomplete", warns, "The issuer's key is gone, so what was revoked since is not on its last CRL: it renews nothing, and is accepted until it ends.",
+		"Nothing, if that is soon. Else put the issuer's key back, or plan a new root."},
+	{"crl.stale", both, "Revocations since then may not have reached verifiers. Once a CRL has ended, agents serve none: what is revoked is accepted. Critical if it fails, or ends within a day.",
+		"Follow the reason, also in the server's log (`revocations are not up to date`); most often the state or the issuance log, or a key that does not sign."},
+	{"crl.unacknowledged", warns, "These agents refused the last update, or do not answer: what is revoked is accepted behind them.",
+		"`chancery revoke list` names them with their reason; look at their log, or restart them."},
+
 	// Logs.
 	{"audit-log.failed", criticals, "Without the audit log nothing is signed.",
 		"Make room on the disk, or the path writable. The server tries again each second and needs no restart."},

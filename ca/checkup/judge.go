@@ -23,6 +23,11 @@ const (
 	staleKey     = 5 * time.Minute // keys are checked once a minute
 	startTime    = 30 * time.Second
 	lateSequence = time.Minute // checkpoints are made once a second
+
+	shortCRL  = 3 * 24 * time.Hour // a CRL of 7 days is signed anew when it has 3.5 left
+	endingCRL = 24 * time.Hour
+	failCRL   = 5 * time.Minute // it is tried again each half a minute
+	lateAgent = 5 * time.Minute // agents that are connected have an update within a second
 )
 
 // Judge returns what is wrong with a CA, the worst first.
@@ -36,6 +41,7 @@ func Judge(s *State) []Finding {
 		all = append(all, s.judgeKey(&s.Keys[i])...)
 	}
 	all = append(all, s.judgeLogs()...)
+	all = append(all, s.judgeCRLs()...)
 	all = append(all, s.judgeClusters()...)
 	all = append(all, s.judgeRequests()...)
 	Sort(all)
@@ -162,6 +168,48 @@ func (s *State) judgeLogs() (all []Finding) {
 		all = append(all, Found("issuance-log.late", Warning, subject, "%d entries have waited for a checkpoint for %s", l.Size-l.Covered, Span(s.Time.Sub(*l.Sequenced))))
 	}
 	return all
+}
+
+// judgeCRLs looks at CRLs that may have been made late, incompletely or not at all, and at agents that lack them.
+func (s *State) judgeCRLs() (all []Finding) {
+	c := s.CRLs
+	if c == nil {
+		return nil
+	}
+	const subject = "revocation"
+	for _, why := range c.Off {
+		all = append(all, Found("crl.off", Warning, subject, "publishes no CRL: %s", why))
+	}
+	for _, what := range c.Stale {
+		all = append(all, Found("crl.incomplete", Warning, subject, "has a CRL that lacks something: %s", what))
+	}
+	if c.Error != "" && c.Failing != nil && s.Time.Sub(*c.Failing) >= failCRL {
+		all = append(all, Found("crl.stale", Critical, subject, "has not been brought up to date for %s: %s", Span(s.Time.Sub(*c.Failing)), c.Error))
+	}
+	if c.Ends != nil && len(c.Off) == 0 && !s.young() {
+		if short, left := s.crlEnds(c); short {
+			severity := Warning
+			if left < endingCRL {
+				severity = Critical
+			}
+			all = append(all, Found("crl.stale", severity, subject, "has a CRL that should have been signed anew and ends in %s, at %s", Span(left), stamp(*c.Ends)))
+		}
+	}
+	if n := c.Agents - min(c.Agents, c.Acknowledged); n > 0 && c.Published != nil && s.Time.Sub(*c.Published) >= lateAgent {
+		all = append(all, Found("crl.unacknowledged", Warning, subject, "has %d of %d connected agents that lack the roots and CRLs of %s ago", n, c.Agents, Span(s.Time.Sub(*c.Published))))
+	}
+	return all
+}
+
+// crlEnds reports whether the first CRL to end is overdue, and what it has left. One that ends with its issuer is not.
+func (s *State) crlEnds(c *CRLs) (short bool, left time.Duration) {
+	left = c.Ends.Sub(s.Time)
+	for i := range s.Certs {
+		if x := &s.Certs[i]; (x.Kind == KindIssuer || x.Kind == KindIntermediate || x.Kind == KindRoot) && x.NotAfter.Sub(*c.Ends).Abs() < time.Minute {
+			return false, left
+		}
+	}
+	return left < shortCRL, left
 }
 
 func (s *State) judgeClusters() (all []Finding) {

@@ -28,6 +28,7 @@ type State struct {
 	Requests    *Requests     `json:"requests,omitempty"`
 	AuditLog    *AuditLog     `json:"auditLog,omitempty"`
 	IssuanceLog *IssuanceLog  `json:"issuanceLog,omitempty"`
+	CRLs        *CRLs         `json:"crls,omitempty"`
 	Clusters    []Cluster     `json:"clusters"`
 }
 
@@ -153,6 +154,20 @@ type IssuanceLog struct {
 	Sequenced       *time.Time `json:"sequenced,omitempty"` // when all entries were last under a checkpoint
 	Error           string     `json:"error,omitempty"`
 	CheckpointError string     `json:"checkpointError,omitempty"`
+}
+
+// CRLs is the state of revocations, and of agents as far as it concerns them.
+type CRLs struct {
+	Off          []string   `json:"off,omitempty"`   // why there are none
+	Stale        []string   `json:"stale,omitempty"` // what they lack
+	Error        string     `json:"error,omitempty"` // why they are not up to date,
+	Failing      *time.Time `json:"failingSince,omitempty"`
+	Ends         *time.Time `json:"ends,omitempty"` // the first of them
+	Revocations  uint64     `json:"revocations"`
+	Certificates uint64     `json:"certificates"` // that are revoked and have not ended
+	Agents       uint32     `json:"agents"`
+	Acknowledged uint32     `json:"agentsUpToDate"`
+	Published    *time.Time `json:"published,omitempty"` // the last roots and CRLs
 }
 
 // Cluster is a cluster whose tokens are accepted.

@@ -56,6 +56,7 @@ type Manager struct {
 	dirty      bool                   // something changed that CRLs are made of
 	due        time.Time              // when to look at the CRLs in any case
 	last       map[string]signed      // by keyOf
+	failing    time.Time              // see State
 	missing    time.Time              // since when an issuer should have a CRL and has none; zero: none does
 	published  *Lists
 	off, stale []string // see State
@@ -69,7 +70,8 @@ type State struct {
 	Off         []string  // why there are no CRLs; empty if there are
 	Stale       []string  // issuers whose CRL cannot be made anew, and what it lacks
 	Ends        time.Time // when the first CRL ends
-	Err         error     // why the last try to bring all up to date failed
+	Err         error     // why the last try to bring all up to date failed,
+	Failing     time.Time // since when tries fail; zero if the last one did not
 }
 
 // New returns a manager. What the document says is refused from here on; CRLs come with Refresh or Run.
@@ -177,6 +179,12 @@ func (m *Manager) Refresh(ctx context.Context) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	err := m.refresh(ctx)
+	switch {
+	case err == nil:
+		m.failing = time.Time{}
+	case m.failing.IsZero():
+		m.failing = time.Now()
+	}
 	m.describe(err)
 	m.once.Do(func() { close(m.looked) })
 	return err
@@ -269,7 +277,7 @@ func (m *Manager) resolve(ctx context.Context) error {
 
 // describe stores what can be said. Caller holds mu.
 func (m *Manager) describe(err error) {
-	s := &State{Revocations: m.predicates.all, Counts: make([]uint64, len(m.predicates.all)), Off: m.off, Stale: m.stale, Err: err}
+	s := &State{Revocations: m.predicates.all, Counts: make([]uint64, len(m.predicates.all)), Off: m.off, Stale: m.stale, Err: err, Failing: m.failing}
 	now := time.Now()
 	for _, c := range m.found {
 		if now.Before(c.NotAfter) {

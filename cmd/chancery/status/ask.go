@@ -106,6 +106,12 @@ func stateOf(r *chanceryv1.GetStatusResponse) (*checkup.State, error) {
 			Error: l.GetError(), CheckpointError: l.GetCheckpointError(),
 		}
 	}
+	if c := r.GetCrls(); c != nil {
+		s.CRLs = &checkup.CRLs{
+			Off: c.GetOff(), Stale: c.GetStale(), Error: c.GetError(), Failing: timeOf(c.GetFailing()), Ends: timeOf(c.GetEnds()), Revocations: c.GetRevocations(),
+			Certificates: c.GetCertificates(), Agents: c.GetAgents(), Acknowledged: c.GetAcknowledged(), Published: timeOf(c.GetPublished()),
+		}
+	}
 	for _, c := range r.GetClusters() {
 		s.Clusters = append(s.Clusters, checkup.Cluster{Name: c.GetName(), NotReady: c.GetNotReady(), WasReady: c.GetWasReady()})
 	}

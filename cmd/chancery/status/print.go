@@ -38,6 +38,9 @@ func Print(out io.Writer, s *checkup.State) {
 	if l := s.IssuanceLog; l != nil {
 		say("issuance log %s, %d entries, last checkpoint over %d, made %s%s%s", l.Dir, l.Size, l.Covered, ago(s.Time, l.Checkpoint), orError(l.Error), orError(l.CheckpointError))
 	}
+	if c := s.CRLs; c != nil {
+		printCRLs(say, s.Time, c)
+	}
 	for _, c := range s.Clusters {
 		if c.NotReady == "" {
 			say("cluster %s ready", c.Name)
@@ -45,6 +48,16 @@ func Print(out io.Writer, s *checkup.State) {
 			say("cluster %s NOT READY", c.Name)
 		}
 	}
+}
+
+// printCRLs prints what is revoked, and who has it.
+func printCRLs(say func(string, ...any), now time.Time, c *checkup.CRLs) {
+	ends := "there are no CRLs"
+	if c.Ends != nil && len(c.Off) == 0 {
+		ends = fmt.Sprintf("CRLs until %s (%s left)", c.Ends.UTC().Format(time.RFC3339), checkup.Span(c.Ends.Sub(now)))
+	}
+	say("revocations %d, of %d certificates, %s%s", c.Revocations, c.Certificates, ends, orError(c.Error))
+	say("agents %d, %d of them have the last roots and CRLs", c.Agents, c.Acknowledged)
 }
 
 // printAuthorities prints document, certificates and keys.

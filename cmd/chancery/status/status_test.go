@@ -88,7 +88,11 @@ func TestEveryFieldOfAnAnswerArrives(t *testing.T) {
 			{Outcome: "ok", Minute: 1, Hour: 2, Total: 3}, {Outcome: "BUSY", Minute: 10, Hour: 20, Total: 30}, {Outcome: "CSR_INVALID", Hour: 5, Total: 6}},
 		AuditLog:    &chanceryv1.GetStatusResponse_AuditLog{Path: "/a", Size: 5000, Error: "full", Moved: true},
 		IssuanceLog: &chanceryv1.GetStatusResponse_IssuanceLog{Dir: "/l", Size: 9, CheckpointSize: 8, Checkpoint: at(time.Minute), Sequenced: at(time.Hour), Error: "x", CheckpointError: "y"},
-		Clusters:    []*chanceryv1.GetStatusResponse_Cluster{{Name: "east", WasReady: true}, {Name: "west", NotReady: "no keys"}},
+		Crls: &chanceryv1.GetStatusResponse_Crls{
+			Off: []string{"no key"}, Stale: []string{"lacks 3"}, Error: "z", Failing: at(time.Hour), Ends: at(-time.Hour), Revocations: 4, Certificates: 5, Agents: 7, Acknowledged: 6,
+			Published: at(2 * time.Hour),
+		},
+		Clusters: []*chanceryv1.GetStatusResponse_Cluster{{Name: "east", WasReady: true}, {Name: "west", NotReady: "no keys"}},
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -102,11 +106,14 @@ func TestEveryFieldOfAnAnswerArrives(t *testing.T) {
 		"server of trust domain cluster.local, NOT READY, started 3 h 0 min ago", "version 7, bundle generation 3", "log 16909060  k", "requested 1 h 0 min ago",
 		"renewed by: import", "key of issuer a, token: signs, in 2ms, checked 1 min 0 s ago", "root b, token: DOES NOT SIGN: gone", "issuer c, : not checked yet",
 		"issued 1 in the last minute, 2 in the last hour, 3 since", "refused 10 in the last minute, 25 in", "  BUSY: 10 in", "audit log /a, 5 kB, FAILS: full",
-		"issuance log /l, 9 entries, last checkpoint over 8, made 1 min 0 s ago, FAILS: x, FAILS: y", "cluster east ready", "cluster west NOT READY",
+		"issuance log /l, 9 entries, last checkpoint over 8, made 1 min 0 s ago, FAILS: x, FAILS: y", "revocations 4, of 5 certificates, there are no CRLs, FAILS: z", "agents 7, 6 of them have", "cluster east ready", "cluster west NOT READY",
 	} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("it does not print %q:\n%s", want, out.String())
 		}
+	}
+	if c := s.CRLs; c.Off[0] != "no key" || c.Stale[0] != "lacks 3" || !c.Failing.Equal(now.Add(-time.Hour)) || !c.Ends.Equal(now.Add(time.Hour)) || !c.Published.Equal(now.Add(-2*time.Hour)) {
+		t.Errorf("CRLs: %+v", c)
 	}
 	out.Reset()
 	NewReport(checkup.Judge(s)).PrintFindings(&out)

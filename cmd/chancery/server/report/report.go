@@ -46,6 +46,7 @@ type Config struct {
 	Issuance    *issuelog.Log
 	IssuanceLog string // its folder; empty for none
 	Clusters    []Cluster
+	Crls        func() *chanceryv1.GetStatusResponse_Crls // nil without any
 }
 
 // Cluster is a cluster whose tokens are accepted.
@@ -101,6 +102,9 @@ func (r *Reporter) Status(actor string) (*chanceryv1.GetStatusResponse, error) {
 		resp.Outcomes = append(resp.Outcomes, &chanceryv1.GetStatusResponse_Outcome{Outcome: name, Minute: n.Minute, Hour: n.Hour, Total: n.Total})
 	}
 	r.logs(resp)
+	if c.Crls != nil {
+		resp.Crls = c.Crls()
+	}
 	for _, k := range c.Clusters {
 		resp.Clusters = append(resp.Clusters, &chanceryv1.GetStatusResponse_Cluster{Name: k.Name, NotReady: text(k.Ready()), WasReady: k.WasReady()})
 	}

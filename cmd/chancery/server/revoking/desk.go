@@ -181,6 +181,35 @@ func (d Desk) notEnforcing() []string {
 	return slices.Concat(s.Off, s.Stale, d.hub.NotEnforcing(time.Now()))
 }
 
+// Status says how revocations and agents are, without waiting for anything. Nil before the first look.
+func (d Desk) Status() *chanceryv1.GetStatusResponse_Crls {
+	select {
+	case <-d.manager.Looked():
+	default:
+		return nil
+	}
+	s := d.manager.State()
+	all, have := d.hub.Counts()
+	out := &chanceryv1.GetStatusResponse_Crls{
+		Off: s.Off, Stale: s.Stale, Revocations: uint64(len(s.Revocations)), Agents: uint32(all), Acknowledged: uint32(have),
+	}
+	for _, n := range s.Counts {
+		out.Certificates += n
+	}
+	if s.Err != nil {
+		out.Error = s.Err.Error()
+	}
+	for _, t := range []struct {
+		at time.Time
+		to **timestamppb.Timestamp
+	}{{s.Failing, &out.Failing}, {s.Ends, &out.Ends}, {d.hub.Published(), &out.Published}} {
+		if !t.at.IsZero() {
+			*t.to = timestamppb.New(t.at)
+		}
+	}
+	return out
+}
+
 // predicate reads a predicate.
 func (d Desk) predicate(p *chanceryv1.Predicate) (out authority.Predicate, err error) {
 	out = authority.Predicate{Serial: p.GetSerial(), SPIFFEID: p.GetSpiffeId()}

@@ -73,6 +73,7 @@ type caller struct {
 	Caller
 	attestation ca.Attestation
 	remote      string
+	shown       *x509.Certificate // by which the caller authenticated; nil for a token
 }
 
 // authenticate finds out who calls. A token comes first, since it renews the attestation; where it is refused, and
@@ -197,7 +198,7 @@ func (s *Service) byCertificate(ctx context.Context, cred credentialsOf) (caller
 	if err := cluster.Cluster.Alive(ctx, namespace, account, att.Node, att.PodHash); err != nil {
 		return caller{}, asDenial(err)
 	}
-	return caller{remote: cred.remote, attestation: *att, Caller: Caller{
+	return caller{remote: cred.remote, attestation: *att, shown: cred.certs[0], Caller: Caller{
 		ID: id, Method: MethodMTLS, Cluster: att.Cluster, Namespace: namespace, ServiceAccount: account, Node: att.Node,
 		CredentialID: fmt.Sprintf("serial=%x", cred.certs[0].SerialNumber), AttestedAt: att.Time,
 	}}, nil

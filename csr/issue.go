@@ -110,8 +110,15 @@ func (s *Service) issue(ctx context.Context, issuer *ca.Issuer, c caller, a ask)
 	if d != nil {
 		return nil, trust.ID{}, d
 	}
-	if id != c.ID && s.revocations().Identity(id.String()) { // the caller's own was looked at when it authenticated
+	// What was good when the caller authenticated may have been revoked since: a request waits for its turn, and those of a batch
+	// one after the other.
+	if s.revocations().Identity(id.String()) {
 		return nil, id, revoked(id)
+	}
+	if c.shown != nil {
+		if d := s.notRevoked(c.ID, c.shown); d != nil {
+			return nil, id, d
+		}
 	}
 	pub, d := parseCSR(a.csr, id)
 	if d != nil {

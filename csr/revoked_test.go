@@ -92,6 +92,34 @@ func TestD16RevokedCertificateRenewsNothing(t *testing.T) {
 	w.expect(t, bearer(good), webURI, "")
 }
 
+// TestD16RevokedWhileItWaits: what is revoked between authentication and signature, as while a request waits for its turn or in
+// the middle of a batch, gets nothing any more.
+func TestD16RevokedWhileItWaits(t *testing.T) {
+	var asked atomic.Int32
+	var late atomic.Pointer[revocation.Set]
+	w := newWorld(t, withPods, func(_ *world, c *csr.Config) {
+		c.Revocations = func() *revocation.Set {
+			if asked.Add(1) <= 2 { // when it authenticates, by certificate and as an identity
+				return nil
+			}
+			return late.Load()
+		}
+	})
+	own := w.svid(webURI, freshPod("uid-web"))
+	for reason, set := range map[string]*revocation.Set{
+		csr.ReasonSVIDRevoked: revocation.NewSet(nil, []string{serialOf(own)}, true),
+		csr.ReasonRevoked:     revocation.NewSet([]string{webURI}, nil, true),
+		"":                    nil,
+	} {
+		late.Store(set)
+		asked.Store(0)
+		resp, err := w.native(shows(own), askNative(""))
+		if err != nil || resp.GetResults()[0].GetRefusal().GetReason() != reason {
+			t.Errorf("want %q: %v, %v", reason, err, resp.GetResults()[0].GetRefusal())
+		}
+	}
+}
+
 // TestD21NativeAnswersCarryCheckpoints of that moment.
 func TestD21NativeAnswersCarryCheckpoints(t *testing.T) {
 	var n atomic.Int32

@@ -290,10 +290,11 @@ func TestD7PluggedInIssuer(t *testing.T) {
 
 	// A new issuer under the same root is taken: prepared, so that its CRL can go out first, and then active.
 	var waiting []document.AuthorityState
-	k.Announce(func(context.Context) {
+	k.Announce(func(context.Context) error {
 		for _, a := range k.Document().Domains["cluster.local"].Authorities {
 			waiting = append(waiting, a.State)
 		}
+		return errors.New("an admin's issuer is used all the same")
 	})
 	second := *made
 	root, err := ca.NewIssuer(ca.IssuerConfig{Domain: c.Domain, Key: made.RootKey, Chain: []*x509.Certificate{made.Root}, Bundle: first.Bundle(), LogID: ca.MinLogID, Log: c.Log})

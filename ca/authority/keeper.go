@@ -58,16 +58,17 @@ type Keeper struct {
 	inUse    atomic.Pointer[active]   // the same issuer, with its key
 	snapshot atomic.Pointer[Document] // the same as doc, for who must not wait for a slow store or key
 
-	warned time.Time // when mindIssuer warned last; of Run's goroutine
+	warned  time.Time // when mindIssuer warned last; of Run's goroutine
+	running time.Time // since when Run looks; likewise
 
 	mu   sync.Mutex // guards all below; held over store calls, so that changes come one after the other
 	doc  *Document
 	data []byte     // stored form of doc
 	set  *files.Set // plugged-in files in use
 
-	held     sync.Map              // ID -> *ca.Issuer, those that were opened; of plugged-in files they are nowhere else
-	changed  chan struct{}         // see Changed
-	announce func(context.Context) // see Announce
+	held     sync.Map                    // ID -> *ca.Issuer, those that were opened; of plugged-in files they are nowhere else
+	changed  chan struct{}               // see Changed
+	announce func(context.Context) error // see Announce
 }
 
 // Init makes the first document: with a new root and issuer, or adopting plugged-in files. store.ErrConflict if
@@ -186,7 +187,7 @@ func Open(ctx context.Context, c Config) (*Keeper, error) {
 
 // load reads the document.
 func load(ctx context.Context, c Config) (*Keeper, error) {
-	a := &Keeper{config: c, changed: make(chan struct{}, 1), announce: func(context.Context) {}}
+	a := &Keeper{config: c, changed: make(chan struct{}, 1), announce: func(context.Context) error { return nil }}
 	data, version, err := c.Store.Load(ctx)
 	if errors.Is(err, store.ErrMissing) {
 		return nil, fmt.Errorf("%w: run `chancery authority init -c FILE` once", err)
@@ -261,6 +262,7 @@ func (a *Keeper) Run(ctx context.Context) error {
 	}
 	ticker := time.NewTicker(time.Minute)
 	defer ticker.Stop()
+	a.running = time.Now()
 	for {
 		a.mindIssuer(ctx, time.Now())
 		select {
@@ -283,6 +285,10 @@ func (a *Keeper) mindIssuer(ctx context.Context, now time.Time) {
 	next := doc.Prepared(a.config.Domain)
 	switch {
 	case next != nil && a.due(next, i, now):
+		if why := a.announce(ctx); why != nil && i.NotAfter().Sub(now) >= a.lead(i) { // there is time for another try
+			err = fmt.Errorf("the next one's CRL is not out: %w", why)
+			break
+		}
 		err = a.activate(ctx, next.ID)
 	case next != nil || !halfOver(i, now):
 		return
@@ -390,7 +396,7 @@ func (a *Keeper) use(ctx context.Context, set *files.Set) error {
 		return err
 	}
 	if isNew {
-		a.announce(ctx)
+		a.announceNow(ctx)
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()

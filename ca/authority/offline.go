@@ -136,7 +136,7 @@ func (a *Keeper) Import(ctx context.Context, actor string, chain []*x509.Certifi
 	if err != nil || id == "" {
 		return err
 	}
-	a.announce(ctx)
+	a.announceNow(ctx)
 	return a.activate(ctx, id)
 }
 

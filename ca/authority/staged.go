@@ -24,12 +24,21 @@ func (c Config) maxTTL() time.Duration {
 	return longest
 }
 
+// reconnect is how long after a start agents may need to be back: they try again after a minute and a half at most. The
+// server may have ended before the CRL of the issuer that it prepared was out.
+const reconnect = 2 * time.Minute
+
 // due reports whether a prepared issuer should sign: once nobody can have a valid leaf who was last seen before it was
 // prepared, and so may lack its CRL; sooner if the one in use has not that long.
 func (a *Keeper) due(next *Authority, using *ca.Issuer, now time.Time) bool {
+	lead := a.lead(using)
+	return now.Sub(next.Created) >= lead && now.Sub(a.running) >= reconnect || using.NotAfter().Sub(now) < lead
+}
+
+// lead is how long an issuer is prepared before it signs.
+func (a *Keeper) lead(using *ca.Issuer) time.Duration {
 	cert := using.Chain()[0]
-	lead := min(a.config.maxTTL(), cert.NotAfter.Sub(cert.NotBefore)/6)
-	return now.Sub(next.Created) >= lead || using.NotAfter().Sub(now) < lead
+	return min(a.config.maxTTL(), cert.NotAfter.Sub(cert.NotBefore)/6)
 }
 
 // prepare makes the next issuer under the active root. Roots being all that verifiers know, nobody needs to learn of it
@@ -89,9 +98,16 @@ func (a *Keeper) activate(ctx context.Context, id string) error {
 	return nil
 }
 
-// Announce sets what is called while an issuer waits that an admin wants to be used: it should return once the CRLs of
-// all CRLSigners are out. It is called before Run.
-func (a *Keeper) Announce(f func(context.Context)) { a.announce = f }
+// Announce sets what is called while an issuer waits to be used: it should return once the CRLs of all CRLSigners are out, or
+// with the reason why they cannot be had now. It is called before Run.
+func (a *Keeper) Announce(f func(context.Context) error) { a.announce = f }
+
+// announceNow is for an issuer that an admin wants to be used, whatever comes.
+func (a *Keeper) announceNow(ctx context.Context) {
+	if err := a.announce(ctx); err != nil {
+		a.config.Logger.Error("the CRL of the new issuer is not out before it signs; verifiers may refuse its first certificates for a moment", "reason", err.Error())
+	}
+}
 
 // Changed is signalled after each change of the document.
 func (a *Keeper) Changed() <-chan struct{} { return a.changed }

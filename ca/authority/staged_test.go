@@ -1,6 +1,8 @@
 package authority
 
 import (
+	"context"
+	"errors"
 	"testing"
 	"time"
 
@@ -52,7 +54,21 @@ func TestD22IssuerIsPreparedBeforeItSigns(t *testing.T) {
 	if k.due(k.Document().Prepared(c.Domain), first, time.Now().Add(23*time.Hour)) || !k.due(k.Document().Prepared(c.Domain), first, time.Now().Add(25*time.Hour)) {
 		t.Error("it should sign a day after it was prepared, which is the longest life of a leaf")
 	}
-	at(6*day+12*time.Hour, StateActive, 2)
+	k.running = time.Now().Add(25*time.Hour - time.Minute)
+	if created := time.Now(); k.due(k.Document().Prepared(c.Domain), first, created.Add(25*time.Hour)) || !k.due(k.Document().Prepared(c.Domain), first, created.Add(25*time.Hour+2*time.Minute)) {
+		t.Error("a day after it was prepared, and a minute after a start, it should wait for agents to be back")
+	}
+	k.running = time.Time{}
+	announced, trouble := "", errors.New("the issuance log cannot be read")
+	k.Announce(func(context.Context) error { announced = k.issuer.Load().SKI(); return trouble })
+	k.mindIssuer(t.Context(), time.Now().Add(25*time.Hour))
+	if k.issuer.Load() != first {
+		t.Error("it signs, though its CRL is not out")
+	}
+	at(6*day+12*time.Hour, StateActive, 2) // now there is no time left
+	if announced != first.SKI() {
+		t.Errorf("its CRL should be announced while the former issuer signs; announced %q", announced)
+	}
 	if k.issuer.Load().SKI() != prepared {
 		t.Error("it is not the one that was prepared")
 	}

@@ -109,16 +109,16 @@ func (d *Desk) publish(l *revocation.Lists) {
 
 // announce returns once the agents that are connected have the CRL of an issuer that waits to sign: without it they would
 // refuse its leaves.
-func (d *Desk) announce(ctx context.Context) {
+func (d *Desk) announce(ctx context.Context) error {
 	if err := d.manager.Refresh(ctx); err != nil {
-		d.config.Logger.Error("the CRL of the new issuer is not out before it signs; verifiers may refuse its first certificates for a moment", "reason", err.Error())
-		return
+		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, announceTime)
 	defer cancel()
 	if all, have := d.hub.Wait(ctx); have < all {
 		d.config.Logger.Warn("not every agent has the CRL of the new issuer before it signs", "agents", all, "acknowledged", have)
 	}
+	return nil
 }
 
 // maxWait bounds how long an answer waits for agents.

@@ -37,19 +37,18 @@ type Config struct {
 
 // Service answers certificate requests. Its methods are safe for concurrent use.
 type Service struct {
-	domain    trust.Domain
-	issuer    func() (*ca.Issuer, error)
-	profile   *ca.Profile
-	clusters  map[string]ClusterConfig
-	admission *admission
-	log       *audit.Log
-	sampler   *ca.Sampler
-	logger    *slog.Logger
-	metrics   *Metrics
-	denials   *rate.Limiter // of audit records that anybody on the network can cause
-	faults    *rate.Limiter // of audit records on faults of ours
-	rendered  renderCache
-
+	domain      trust.Domain
+	issuer      func() (*ca.Issuer, error)
+	profile     *ca.Profile
+	clusters    map[string]ClusterConfig
+	admission   *admission
+	log         *audit.Log
+	sampler     *ca.Sampler
+	logger      *slog.Logger
+	metrics     *Metrics
+	denials     *rate.Limiter // of audit records that anybody on the network can cause
+	faults      *rate.Limiter // of audit records on faults of ours
+	rendered    renderCache
 	revocations func() *revocation.Set
 	agents      *agents.Hub
 	checkpoints func() []string
@@ -110,15 +109,8 @@ func (s *Service) issue(ctx context.Context, issuer *ca.Issuer, c caller, a ask)
 	if d != nil {
 		return nil, trust.ID{}, d
 	}
-	// What was good when the caller authenticated may have been revoked since: a request waits for its turn, and those of a batch
-	// one after the other.
-	if s.revocations().Identity(id.String()) {
-		return nil, id, revoked(id)
-	}
-	if c.shown != nil {
-		if d := s.notRevoked(c.ID, c.shown); d != nil {
-			return nil, id, d
-		}
+	if d := s.notRevoked(id, c.shown); d != nil { // once more: requests wait for their turn, those of a batch one after the other
+		return nil, id, d
 	}
 	pub, d := parseCSR(a.csr, id)
 	if d != nil {

@@ -217,3 +217,28 @@ func TestD22OneKeyUnderTwoNames(t *testing.T) {
 		}
 	}
 }
+
+// TestCRLEntriesAreBounded: a revocation that would go beyond is refused as a whole; what has ended takes no room.
+func TestCRLEntriesAreBounded(t *testing.T) {
+	w := start(t, t.TempDir(), true)
+	w.issue(web, "n1")
+	w.refresh()
+	fill := func(ends time.Time) {
+		for i := range MaxEntries {
+			s := fmt.Sprintf("%040x", i+1)
+			w.manager.found[s] = Certificate{Serial: s, NotAfter: ends}
+		}
+	}
+	r := authority.Revocation{Predicate: authority.Predicate{SPIFFEID: web}, Time: time.Now(), Actor: "unix:test"}
+	fill(time.Now().Add(time.Hour))
+	if _, err := w.manager.Revoke(t.Context(), r, true); err == nil || !strings.Contains(err.Error(), "at most 50000 fit") {
+		t.Errorf("one more than fits: %v", err)
+	}
+	fill(time.Now().Add(-2 * endedStays))
+	if got, err := w.manager.Revoke(t.Context(), r, true); err != nil || got.Count != 1 {
+		t.Errorf("when all others have ended: %+v, %v", got, err)
+	}
+	if maxListed != 1000 {
+		t.Error("docs/security.md says that 1,000 are listed")
+	}
+}

@@ -64,3 +64,15 @@ func carriesCRLs(name string) bool {
 	domain, isID := strings.CutPrefix(name, "spiffe://")
 	return name == sds.NameRoots || strings.HasPrefix(name, sds.PrefixService) || isID && !strings.Contains(domain, "/")
 }
+
+// notices is NotEnforcing, and before it that no proxy has the CRLs that were acknowledged.
+func (k *Keeper) notices() []string {
+	var out []string
+	if why := k.Withheld(); why != "" {
+		out = append(out, "CRLs are not served to its proxies, which would refuse peers that are not revoked: "+why)
+	}
+	if k.notEnforcing != nil {
+		out = append(out, k.notEnforcing()...)
+	}
+	return out
+}

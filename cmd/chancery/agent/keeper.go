@@ -60,7 +60,7 @@ func (k *Keeper) Run(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return k.Keeper.Run(ctx) })
 	g.Go(func() error {
-		return k.client.Sync(ctx, client.SyncConfig{Served: k.served, Apply: k.Adopt, NotEnforcing: k.notEnforcing})
+		return k.client.Sync(ctx, client.SyncConfig{Served: k.served, Apply: k.Adopt, NotEnforcing: k.notices})
 	})
 	return g.Wait()
 }

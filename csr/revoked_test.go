@@ -139,7 +139,9 @@ func TestSyncIsForKnownCallers(t *testing.T) {
 	var r revoking
 	hub := agents.New(agents.Config{})
 	w := newWorld(t, withPods, r.in, func(_ *world, c *csr.Config) { c.Agents = hub })
-	hub.Publish(&chanceryv1.SyncUpdate{Crls: [][]byte{[]byte("crl")}})
+	if err := hub.Publish(&chanceryv1.SyncUpdate{Crls: [][]byte{[]byte("crl")}}); err != nil {
+		t.Fatal(err)
+	}
 	stolen := w.svid(webURI, freshPod("uid-web"))
 	r.set.Store(revocation.NewSet([]string{dbURI}, []string{serialOf(stolen)}, true))
 	for name, tc := range map[string]struct {
@@ -206,7 +208,9 @@ func TestD23WhoGetsNoCRLIsNamed(t *testing.T) {
 func TestSyncEndsWithTheServer(t *testing.T) {
 	hub := agents.New(agents.Config{})
 	w := newWorld(t, func(_ *world, c *csr.Config) { c.Agents = hub })
-	hub.Publish(&chanceryv1.SyncUpdate{})
+	if err := hub.Publish(&chanceryv1.SyncUpdate{}); err != nil {
+		t.Fatal(err)
+	}
 	s, err := chanceryv1.NewIssuanceClient(w.dial(nil)).Sync(w.context(bearer(token(claims{}))))
 	if err != nil {
 		t.Fatal(err)

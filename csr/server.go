@@ -49,7 +49,7 @@ func NewServer(s *Service, own func() *trust.Identity) *Server {
 		grpc.ConnectionTimeout(10*time.Second),
 		grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionIdle: 30 * time.Minute, Time: time.Minute, Timeout: 20 * time.Second}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 20 * time.Second, PermitWithoutStream: true}),
-		grpc.NumStreamWorkers(streamWorkers),
+		grpc.NumStreamWorkers(streamWorkers), grpc.ForceServerCodecV2(agents.NewCodec()),
 		grpc.StreamInterceptor(s.recoverPanic),
 		grpc.InTapHandle(others.Bound(s.istioService().ServiceName, s.nativeService().ServiceName)),
 	)

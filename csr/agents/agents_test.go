@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -54,7 +55,7 @@ func start(t *testing.T) (*Hub, func(id string) chanceryv1.Issuance_SyncClient) 
 	if err != nil {
 		t.Fatal(err)
 	}
-	g := grpc.NewServer()
+	g := grpc.NewServer(grpc.ForceServerCodecV2(NewCodec()))
 	chanceryv1.RegisterIssuanceServer(g, server{hub: h})
 	var wg sync.WaitGroup
 	wg.Go(func() {
@@ -96,6 +97,13 @@ func send(t *testing.T, s chanceryv1.Issuance_SyncClient, m *chanceryv1.SyncRequ
 	}
 }
 
+func publish(t *testing.T, h *Hub, m *chanceryv1.SyncUpdate) {
+	t.Helper()
+	if err := h.Publish(m); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // until waits for a condition.
 func until(t *testing.T, what string, ok func() bool) {
 	t.Helper()
@@ -116,7 +124,7 @@ func TestASlowAgentHoldsUpNobody(t *testing.T) {
 	const rounds = 50
 	large := strings.Repeat("x", 1<<20) // several fill what the connection takes without being read
 	for i := range rounds {
-		h.Publish(crl(fmt.Sprint(large, i)))
+		publish(t, h, crl(fmt.Sprint(large, i)))
 		for { // may skip, but never the newest
 			if got := recv(t, fast).GetCrls()[0]; string(got) == fmt.Sprint(large, i) {
 				break
@@ -139,16 +147,52 @@ func TestASlowAgentHoldsUpNobody(t *testing.T) {
 			t.Errorf("versions %v do not grow", versions)
 		}
 	}
-	h.Publish(crl("a new one is there at once"))
+	publish(t, h, crl("a new one is there at once"))
 	if u := recv(t, dial("new")); string(u.GetCrls()[0]) != "a new one is there at once" {
 		t.Errorf("a new agent got %s", u.GetCrls())
+	}
+}
+
+// TestSlowAgentsShareWhatTheyAreSent: a hundred agents that do not read hold one copy of what they are sent, not one each.
+func TestSlowAgentsShareWhatTheyAreSent(t *testing.T) {
+	h, dial := start(t)
+	const agents, size = 100, 3 << 20
+	var all []chanceryv1.Issuance_SyncClient
+	for i := range agents {
+		all = append(all, dial(fmt.Sprint(i)))
+	}
+	until(t, "all are there", func() bool { n, _ := h.Counts(); return n == agents })
+	inUse := func() int64 {
+		runtime.GC()
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		return int64(m.HeapAlloc)
+	}
+	before := inUse()
+	publish(t, h, crl(strings.Repeat("x", size)))
+	until(t, "all are being sent it", func() bool {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		for s := range h.streams {
+			if s.sent != h.current.version {
+				return false
+			}
+		}
+		return true
+	})
+	time.Sleep(100 * time.Millisecond) // into gRPC's hands
+	if held := inUse() - before; held > agents*size/2 {
+		t.Errorf("%d agents hold %d MB", agents, held>>20)
+	}
+	if u := recv(t, all[0]); len(u.GetCrls()) != 1 || len(u.GetCrls()[0]) != size || u.GetVersion() != h.current.version {
+		t.Errorf("version %d with %d CRLs", u.GetVersion(), len(u.GetCrls()))
 	}
 }
 
 // TestAcknowledgements count for what the stream was sent, and checkpoints do not put an agent behind.
 func TestAcknowledgements(t *testing.T) {
 	h, dial := start(t)
-	h.Publish(crl("1"))
+	publish(t, h, crl("1"))
 	a, b := dial("a"), dial("b")
 	u := recv(t, a)
 	recv(t, b)
@@ -175,7 +219,7 @@ func TestAcknowledgements(t *testing.T) {
 	if n, have := h.Counts(); n != 2 || have != 2 {
 		t.Errorf("a checkpoint put %d of %d behind", n-have, n)
 	}
-	h.Publish(crl("2"))
+	publish(t, h, crl("2"))
 	if u := recv(t, a); len(u.GetCheckpoints()) != 1 {
 		t.Error("the next update has no checkpoint")
 	} else {
@@ -203,14 +247,14 @@ func TestAcknowledgements(t *testing.T) {
 // large; whatever is sent has those of the moment.
 func TestD21CheckpointsAreCoalescedAndNeverOld(t *testing.T) {
 	h, dial := start(t)
-	version := func() uint64 { return h.current.message.GetVersion() }
+	version := func() uint64 { return h.current.version }
 	now := time.Now()
 	setCheckpoint(t, "0")
 	h.PushCheckpoints(now)
 	if h.current != nil {
 		t.Fatal("checkpoints alone were sent before there was anything else")
 	}
-	h.Publish(crl("1"))
+	publish(t, h, crl("1"))
 	first := version()
 	for i := range 100 { // a second each
 		setCheckpoint(t, fmt.Sprint("a", i))
@@ -223,7 +267,7 @@ func TestD21CheckpointsAreCoalescedAndNeverOld(t *testing.T) {
 	if got := recv(t, dial("new")).GetCheckpoints(); len(got) != 1 || got[0] != "newest" {
 		t.Errorf("a new agent got %v", got)
 	}
-	h.Publish(crl(strings.Repeat("x", 20*checkpointBytes)))
+	publish(t, h, crl(strings.Repeat("x", 20*checkpointBytes)))
 	first = version()
 	for i := range 1000 {
 		setCheckpoint(t, fmt.Sprint("b", i))
@@ -236,7 +280,7 @@ func TestD21CheckpointsAreCoalescedAndNeverOld(t *testing.T) {
 
 func TestBounds(t *testing.T) {
 	h, dial := start(t)
-	h.Publish(crl("1"))
+	publish(t, h, crl("1"))
 	code := func(s chanceryv1.Issuance_SyncClient) codes.Code {
 		for {
 			if _, err := s.Recv(); err != nil {

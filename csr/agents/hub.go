@@ -2,12 +2,14 @@ package agents
 
 import (
 	"context"
+	"fmt"
 	"maps"
 	"slices"
 	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/chancery-project/chancery/api/chanceryv1"
 )
@@ -68,8 +70,9 @@ type holder struct{ api, id string }
 
 // update is one state of all that agents are sent.
 type update struct {
-	message *chanceryv1.SyncUpdate
+	version uint64
 	content uint64 // the version at which anything but checkpoints changed last
+	shared  []byte // the update but for version and checkpoints, encoded
 }
 
 // stream is one connected agent.
@@ -101,12 +104,18 @@ func New(c Config) *Hub {
 // Close ends all streams, so that a server that stops need not wait for agents that would stay for ever.
 func (h *Hub) Close() { h.end.Do(func() { close(h.ending) }) }
 
-// Publish makes a new state known. Version and checkpoints of the message are filled in.
-func (h *Hub) Publish(m *chanceryv1.SyncUpdate) {
+// Publish makes a new state known. It has neither version nor checkpoints: those are filled in.
+func (h *Hub) Publish(m *chanceryv1.SyncUpdate) error {
+	shared, err := proto.Marshal(m)
+	if err != nil {
+		return fmt.Errorf("encoding an update for agents: %w", err)
+	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	m.Version, h.news = h.nextVersion(), time.Now()
-	h.set(&update{m, m.Version})
+	v := h.nextVersion()
+	h.news = time.Now()
+	h.set(&update{v, v, shared})
+	return nil
 }
 
 // nextVersion returns a version above all before. Caller holds mu.
@@ -114,7 +123,7 @@ func (h *Hub) nextVersion() uint64 {
 	if h.current == nil {
 		return uint64(h.start.UnixMicro())
 	}
-	return h.current.message.Version + 1
+	return h.current.version + 1
 }
 
 // set wakes all streams. Caller holds mu.
@@ -140,16 +149,11 @@ func (h *Hub) PushCheckpoints(now time.Time) {
 	if h.current == nil || slices.Equal(h.last, all) {
 		return
 	}
-	size := 0
-	for _, c := range h.current.message.Crls {
-		size += len(c)
-	}
-	if now.Sub(h.pushed) < checkpointTime*time.Duration(1+size/checkpointBytes) {
+	if now.Sub(h.pushed) < checkpointTime*time.Duration(1+len(h.current.shared)/checkpointBytes) {
 		return
 	}
 	h.pushed, h.last = now, all
-	old := h.current.message
-	h.set(&update{&chanceryv1.SyncUpdate{Version: h.nextVersion(), Bundle: old.Bundle, Crls: old.Crls, Issuers: old.Issuers}, h.current.content})
+	h.set(&update{h.nextVersion(), h.current.content, h.current.shared})
 }
 
 // Counts returns how many agents are connected, and how many of them have acknowledged the last bundle and CRLs.
@@ -245,7 +249,7 @@ func (h *Hub) register(r prometheus.Registerer) {
 		if h.current == nil {
 			return 0
 		}
-		return float64(h.current.message.Version)
+		return float64(h.current.version)
 	})
 	h.gone = prometheus.NewCounter(prometheus.CounterOpts{Name: "chancery_csr_sync_refused_total", Help: "Updates that an agent said it did not apply."})
 	r.MustRegister(h.gone)

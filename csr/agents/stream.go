@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/chancery-project/chancery/api/chanceryv1"
 )
@@ -46,10 +47,11 @@ func (h *Hub) Serve(c Caller, g grpc.ServerStream) error {
 	for {
 		u, changed := h.next(s)
 		if u != nil {
-			m := &chanceryv1.SyncUpdate{
-				Version: u.message.Version, Bundle: u.message.Bundle, Crls: u.message.Crls, Issuers: u.message.Issuers, Checkpoints: h.config.Checkpoints(),
+			own, err := proto.Marshal(&chanceryv1.SyncUpdate{Version: u.version, Checkpoints: h.config.Checkpoints()})
+			if err != nil {
+				return fmt.Errorf("encoding an update: %w", err)
 			}
-			if err := g.SendMsg(m); err != nil {
+			if err := g.SendMsg(&encoded{u.shared, own}); err != nil {
 				return err
 			}
 			continue
@@ -92,10 +94,10 @@ func (h *Hub) leave(s *stream) {
 func (h *Hub) next(s *stream) (*update, <-chan struct{}) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.current == nil || s.sent == h.current.message.Version {
+	if h.current == nil || s.sent == h.current.version {
 		return nil, h.changed
 	}
-	s.sent = h.current.message.Version
+	s.sent = h.current.version
 	return h.current, nil
 }
 

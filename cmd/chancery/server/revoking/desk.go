@@ -104,7 +104,9 @@ func (d *Desk) publish(l *revocation.Lists) {
 	for _, x := range l.Bundle.Roots() {
 		m.Bundle.Roots = append(m.Bundle.Roots, x.Raw)
 	}
-	d.hub.Publish(m)
+	if err := d.hub.Publish(m); err != nil { // a fault of ours
+		d.config.Logger.Error("agents are not told of roots and CRLs", "reason", err.Error())
+	}
 }
 
 // announce returns once the agents that are connected have the CRL of an issuer that waits to sign: without it they would

@@ -347,6 +347,9 @@ func (m *Manager) Revoke(ctx context.Context, r authority.Revocation, dryRun boo
 func (m *Manager) store(ctx context.Context, r authority.Revocation, found *preview) (id string, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if left := m.left(time.Now()); len(found.all)+len(found.ended) > left { // another came in between
+		return "", tooMany(left)
+	}
 	stored, err := m.config.Authority.Revoke(ctx, r)
 	if err != nil {
 		return "", err
@@ -371,16 +374,11 @@ func (m *Manager) preview(ctx context.Context, r authority.Revocation) (*preview
 		}
 	}
 	now := time.Now()
-	room := MaxEntries
-	m.mu.Lock()
-	for _, c := range m.found {
-		if !c.gone(now) {
-			room--
-		}
+	room, err := m.room(ctx, now)
+	if err != nil {
+		return nil, err
 	}
-	m.mu.Unlock()
 	out := new(preview)
-	var err error
 	out.upTo, err = m.scan(ctx, arrange(m.config.Domain, []authority.Revocation{r}), 0, func(c Certificate) error {
 		switch {
 		case c.SPIFFEID == m.config.Domain.URI():
@@ -389,8 +387,7 @@ func (m *Manager) preview(ctx context.Context, r authority.Revocation) (*preview
 			out.ended = append(out.ended, c)
 			return nil
 		case len(out.all)+len(out.ended) >= room:
-			return fmt.Errorf("more than %d certificates would go onto the CRLs, which have %d; at most %d fit. Narrow it by --node or an earlier time",
-				room, MaxEntries-room, MaxEntries)
+			return tooMany(room)
 		}
 		out.all = append(out.all, c)
 		if c.NotAfter.After(out.ends) {
@@ -413,6 +410,33 @@ func (m *Manager) preview(ctx context.Context, r authority.Revocation) (*preview
 		}
 	}
 	return out, nil
+}
+
+// room returns how many certificates still fit onto the CRLs, once it is known what is on them.
+func (m *Manager) room(ctx context.Context, now time.Time) (int, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.look(m.config.Authority.Document())
+	if err := m.resolve(ctx); err != nil {
+		return 0, err
+	}
+	return m.left(now), nil
+}
+
+// left is room for who holds mu.
+func (m *Manager) left(now time.Time) int {
+	left := MaxEntries
+	for _, c := range m.found {
+		if !c.gone(now) {
+			left--
+		}
+	}
+	return left
+}
+
+func tooMany(room int) error {
+	return fmt.Errorf("more than %d certificates would go onto the CRLs, which have %d; at most %d fit. Narrow it by --node or an earlier time",
+		room, MaxEntries-room, MaxEntries)
 }
 
 // adopt takes over what was found before a revocation was stored, so that the log is not read twice, if nothing else has

@@ -234,11 +234,29 @@ func TestCRLEntriesAreBounded(t *testing.T) {
 	if _, err := w.manager.Revoke(t.Context(), r, true); err == nil || !strings.Contains(err.Error(), "at most 50000 fit") {
 		t.Errorf("one more than fits: %v", err)
 	}
+	// Of two at the same time, each of which fits, the later is refused.
+	delete(w.manager.found, fmt.Sprintf("%040x", 1))
+	p := must(w.manager.preview(t.Context(), r))
+	fill(time.Now().Add(time.Hour))
+	if _, err := w.manager.store(t.Context(), r, p); err == nil || len(w.keeper.Document().Revocations(td)) > 0 {
+		t.Errorf("two at once: %v", err)
+	}
 	fill(time.Now().Add(-2 * endedStays))
 	if got, err := w.manager.Revoke(t.Context(), r, true); err != nil || got.Count != 1 {
 		t.Errorf("when all others have ended: %+v, %v", got, err)
 	}
 	if maxListed != 1000 {
 		t.Error("docs/security.md says that 1,000 are listed")
+	}
+}
+
+// TestBoundsHoldRightAfterAStart: what is on the CRLs is found before it is said how much fits.
+func TestBoundsHoldRightAfterAStart(t *testing.T) {
+	w := start(t, t.TempDir(), true)
+	w.issue(web, "n1")
+	w.revoke(authority.Predicate{SPIFFEID: web})
+	w = w.restart()
+	if room := must(w.manager.room(t.Context(), time.Now())); room != MaxEntries-1 {
+		t.Errorf("room for %d", room)
 	}
 }

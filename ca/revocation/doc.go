@@ -8,7 +8,8 @@
 //
 // A verifier that has CRLs refuses each leaf of an issuer whose CRL it lacks (decision D22). So there is always one of every
 // issuer, from the start and when nothing is revoked, or there is none at all: where one issuer cannot sign any, nothing
-// is published, and revocation works by refusing renewals only, which every answer says.
+// is published, and revocation works by refusing renewals only, which every answer says. What fails for a while takes nothing
+// back: the last CRL stands.
 //
 // It refuses predicates that it could not resolve, since there is no issuance log, and to pass a part for the whole: logs of
 // other replicas that it cannot read are named.

@@ -127,7 +127,7 @@ func TestStatusAndDoctor(t *testing.T) {
 	}
 	waitFound(t, 10*time.Second, "doctor", server.Config, beside)
 	text := MustRun(t, "status", "-c", server.Config)
-	for _, want := range []string{"ready, started ", "issuer  ", "(100 %)  in use", "sealed in the state: signs", "TOKEN_MALFORMED: ", "cluster Kubernetes ready"} {
+	for _, want := range []string{"ready, started ", "issuer  ", "(100 %)  in use", "sealed in the state: signs", "TOKEN_MALFORMED: ", "cluster Kubernetes ready", "revocations 0, of 0 certificates, CRLs until ", "agents 0, 0 of"} {
 		if !strings.Contains(text, want) {
 			t.Errorf("status does not say %q:\n%s", want, text)
 		}

@@ -104,7 +104,7 @@ func printRevoked(out io.Writer, format string, q *chanceryv1.RevokeRequest, r *
 	}
 	switch {
 	case v.Count == 0 && v.Predicate.Serial != "":
-		fmt.Fprintln(out, "No log here has a certificate with this serial that has not ended. It goes onto the CRL of every issuer all the same.")
+		fmt.Fprintln(out, "No log here has a certificate with this serial that has not ended. It goes onto every CRL that there is all the same.")
 	case v.Predicate.SPIFFEID != "" && !v.DryRun:
 		fmt.Fprintf(out, "%s gets no new certificate until `chancery restore %s`.\n", v.Predicate, v.Predicate)
 	}

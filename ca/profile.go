@@ -124,6 +124,9 @@ func (p *Profile) Name() string { return p.name }
 // MaxTTL returns the longest lifetime that the profile gives.
 func (p *Profile) MaxTTL() time.Duration { return p.maxTTL }
 
+// DefaultTTL returns the lifetime of a certificate whose request names none.
+func (p *Profile) DefaultTTL() time.Duration { return p.defaultTTL }
+
 // lifetime returns the lifetime for a requested one: the default for none, the maximum for too much (decision D20), and
 // MinTTL for what would be over before it arrives.
 func (p *Profile) lifetime(asked time.Duration) time.Duration {

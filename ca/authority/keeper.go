@@ -40,6 +40,8 @@ type Config struct {
 	KeyType     ca.KeyType // of new keys; default p256. See ca.IssuerType for issuers
 	// Roots are those of a CA kept elsewhere: Init takes them and makes no key. The issuer comes by Request and Import.
 	Roots []*x509.Certificate
+	// Parented is set where a parent CA renews the issuer (package parent/renewal): Open does without one, and Run renews none.
+	Parented bool
 }
 
 // Plugged names the folder of a plugged-in issuer.
@@ -155,6 +157,9 @@ func Open(ctx context.Context, c Config) (*Keeper, error) {
 		}
 		return a, a.use(ctx, set)
 	}
+	if c.Parented {
+		return a, a.openParented(ctx)
+	}
 	issuer, err := a.doc.Active(c.Domain, KindIssuer)
 	if err != nil && a.offline() {
 		return nil, fmt.Errorf("%w: %w", err, errOffline)
@@ -267,7 +272,7 @@ const warnEvery = time.Hour
 // should.
 func (a *Keeper) mindIssuer(ctx context.Context, now time.Time) {
 	i := a.issuer.Load()
-	if !halfOver(i, now) {
+	if a.config.Parented || !halfOver(i, now) {
 		return
 	}
 	switch err := a.renew(ctx); {

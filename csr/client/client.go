@@ -95,12 +95,7 @@ func (c *Client) Issue(ctx context.Context, key crypto.Signer) ([]*x509.Certific
 		return nil, nil, err
 	}
 	defer conn.Close()
-	if token != "" {
-		ctx = metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+token)
-	}
-	if c.config.Cluster != "" {
-		ctx = metadata.AppendToOutgoingContext(ctx, "clusterid", c.config.Cluster)
-	}
+	ctx = c.outgoing(ctx, token)
 	req := &chanceryv1.CertificateRequest{Csr: der, SpiffeId: c.config.ID.String()}
 	if c.config.TTL > 0 {
 		req.Lifetime = durationpb.New(c.config.TTL)
@@ -110,6 +105,17 @@ func (c *Client) Issue(ctx context.Context, key crypto.Signer) ([]*x509.Certific
 		return nil, nil, refusedBy(err)
 	}
 	return c.read(resp)
+}
+
+// outgoing adds what a call is authenticated by.
+func (c *Client) outgoing(ctx context.Context, token string) context.Context {
+	if token != "" {
+		ctx = metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+token)
+	}
+	if c.config.Cluster != "" {
+		ctx = metadata.AppendToOutgoingContext(ctx, "clusterid", c.config.Cluster)
+	}
+	return ctx
 }
 
 // valid returns the SVID to show, if it has not ended.

@@ -114,6 +114,9 @@ func (c *Client) keySet(ctx context.Context) (io.ReadCloser, error) {
 	return body, nil
 }
 
+// APIConfig reads how to reach an API server, as NewClient does, for other packages named kube.
+func APIConfig(path string) (*rest.Config, error) { return loadRESTConfig(path) }
+
 func loadRESTConfig(path string) (*rest.Config, error) {
 	if path == "" {
 		cfg, err := rest.InClusterConfig()

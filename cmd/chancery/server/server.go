@@ -25,6 +25,7 @@ import (
 	"github.com/chancery-project/chancery/cmd/chancery/process"
 	"github.com/chancery-project/chancery/cmd/chancery/server/issuance"
 	"github.com/chancery-project/chancery/cmd/chancery/server/keystore"
+	"github.com/chancery-project/chancery/cmd/chancery/server/parents"
 	"github.com/chancery-project/chancery/csr"
 	"github.com/chancery-project/chancery/rotate"
 	"github.com/chancery-project/chancery/trust"
@@ -40,6 +41,7 @@ type Server struct {
 	keys      keystore.Store // nil if keys lie sealed in the state
 	health    *keys.Health
 	authority *authority.Keeper
+	parent    *parents.Renewer // nil without one
 	clusters  []*cluster
 	sampler   *ca.Sampler
 	keeper    *rotate.Keeper // of the server's own certificate
@@ -79,7 +81,11 @@ func Open(ctx context.Context, settings *Settings, logger *slog.Logger) (_ *Serv
 		return nil, err
 	}
 	s.keeper = rotate.NewKeeper(rotate.KeeperConfig{ID: trust.SystemID(settings.domain, "server"), Issue: s.issueOwn, Logger: logger})
-	s.grpc = csr.NewServer(service, s.own)
+	below, err := parents.Below(service, settings.domain, s.authority, settings.grants)
+	if err != nil {
+		return nil, settings.wrong(err)
+	}
+	s.grpc = csr.NewServer(service, s.own, below...)
 	s.registry.MustRegister(process.Expiries{Help: "Seconds until a certificate of the authority, or the server's own, ends, by certificate.",
 		Name: "chancery_ca_certificate_expiry_seconds", Read: s.expiries})
 	return s, nil
@@ -110,7 +116,13 @@ func (s *Server) openState(ctx context.Context) (err error) {
 	}
 	s.authority, err = authority.Open(ctx, authority.Config{
 		Domain: c.domain, Store: s.store, Sealer: sealer, Log: s.log, Logger: s.logger, Plugged: c.Issuer.plugged(), Keys: s.keys, KeyType: c.keys.Type(),
-		IssuanceLog: listed, Profiles: []*ca.Profile{c.profile, ca.ServerProfile()},
+		IssuanceLog: listed, Profiles: []*ca.Profile{c.profile, ca.ServerProfile()}, Parented: c.parent != nil,
+	})
+	if err != nil {
+		return err
+	}
+	s.parent, err = c.parent.Open(parents.Env{
+		Domain: c.domain, Authority: s.authority, Log: s.log, Logger: s.logger, Metrics: s.registry, MinLife: c.profile.DefaultTTL(),
 	})
 	return err
 }
@@ -175,15 +187,15 @@ func (s *Server) expiries() map[string]time.Time {
 
 // ready returns nil if certificates can be issued, else what is missing.
 func (s *Server) ready() error {
+	if _, err := s.authority.Issuer(); err != nil {
+		return s.parent.Explain(err)
+	}
 	own := s.own()
 	if own == nil {
 		return errors.New("the server has no certificate of its own yet")
 	}
 	if end := own.NotAfter(); time.Now().After(end) {
 		return fmt.Errorf("the server's own certificate ended at %s", end.UTC().Format(time.RFC3339))
-	}
-	if _, err := s.authority.Issuer(); err != nil {
-		return err
 	}
 	if err := s.health.Err(s.authority.KeyName()); err != nil {
 		return err
@@ -218,6 +230,7 @@ func (s *Server) Listen() (listen, metrics net.Addr, err error) {
 func (s *Server) Run(ctx context.Context, started func()) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return s.authority.Run(ctx) })
+	g.Go(func() error { return s.parent.Run(ctx) })
 	g.Go(func() error { return s.health.Run(ctx) })
 	g.Go(func() error { return s.sampler.Run(ctx) })
 	if s.issuance != nil {

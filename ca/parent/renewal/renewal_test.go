@@ -227,12 +227,12 @@ func TestParentsClockAhead(t *testing.T) {
 func TestParentNearItsEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := parenttest.NewWorld(t)
-		end := time.Now().Add(36 * time.Hour)
+		end := time.Now().Add(30 * time.Hour)
 		w.Above = parenttest.NewCA(t, "above", w.Root, func(c *x509.Certificate) { c.NotAfter = end })
 		c := &caller{w: w, life: parenttest.Lifetime}
 		_, stop := run(t, c)
 		defer stop()
-		time.Sleep(30 * time.Hour)
+		time.Sleep(28 * time.Hour)
 		in, err := w.Keeper.Issuer()
 		if err != nil || !in.NotAfter().Equal(end.UTC().Truncate(time.Second)) {
 			t.Fatalf("the issuer ends at %v, its parent at %v: %v", in.NotAfter(), end, err)

@@ -47,6 +47,9 @@ type serverYAML struct {
 	IssuanceLog string            `json:"issuanceLog,omitempty"`
 	Issuer      map[string]string `json:"issuer,omitempty"`
 	Keys        map[string]string `json:"keys,omitempty"`
+	Profile     map[string]string `json:"profile,omitempty"`
+	Parent      map[string]any    `json:"parent,omitempty"`
+	Issuers     []map[string]any  `json:"issuers,omitempty"`
 	Clusters    []clusterYAML     `json:"clusters"`
 }
 
@@ -100,15 +103,15 @@ type Server struct {
 	yaml serverYAML
 }
 
-// NewServer writes a config file and runs `authority init`.
-func NewServer(t testing.TB, cfg serverYAML) *Server {
+// NewServer writes a config file and runs `authority init`, with more arguments if there are any.
+func NewServer(t testing.TB, cfg serverYAML, init ...string) *Server {
 	t.Helper()
 	s := &Server{Dir: SocketDir(t), yaml: cfg} // a short name: the admin socket lies beside the state
 	s.Config, s.Roots = filepath.Join(s.Dir, "server.yaml"), filepath.Join(s.Dir, "roots.pem")
 	s.yaml.TrustDomain, s.yaml.Listen, s.yaml.Metrics, s.yaml.AddrFile = trustDomain, "127.0.0.1:0", "127.0.0.1:0", "addrs"
 	s.yaml.State, s.yaml.AuditLog = map[string]string{"sqlite": "state.db"}, "audit.jsonl"
 	s.writeConfig(t)
-	MustRun(t, "authority", "init", "-c", s.Config)
+	MustRun(t, append([]string{"authority", "init", "-c", s.Config}, init...)...)
 	return s
 }
 

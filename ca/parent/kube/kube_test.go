@@ -33,6 +33,7 @@ type api struct {
 	made    int
 	deleted int
 	status  func(map[string]any) map[string]any // of a new object; nil: the peer signs
+	seen    func()                              // called when one is read
 }
 
 func (a *api) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -48,6 +49,9 @@ func (a *api) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		reply(w, http.StatusNotFound, map[string]any{"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "NotFound", "code": 404, "message": "not found"})
 	case r.Method == http.MethodGet:
 		reply(w, http.StatusOK, a.objects[name])
+		if a.seen != nil {
+			a.seen()
+		}
 	case r.Method == http.MethodDelete:
 		a.deleted++
 		delete(a.objects, name)
@@ -145,8 +149,16 @@ func TestDeletedAndMadeAnew(t *testing.T) {
 	}
 	try := func(want string) {
 		t.Helper()
-		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 		defer cancel()
+		reads := 0
+		set(func() {
+			a.seen = func() {
+				if reads++; reads == 2 { // one that waits
+					cancel()
+				}
+			}
+		})
 		if err := r.Renew(ctx); err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "CertificateRequest mesh/chancery-issuer-") {
 			t.Errorf("want %q, got %v", want, err)
 		}
@@ -163,6 +175,7 @@ func TestDeletedAndMadeAnew(t *testing.T) {
 		set(func() {
 			for _, o := range a.objects {
 				o["status"] = state(c.kind, c.status, c.reason, "because\nof this")
+				o["status"].(map[string]any)["conditions"] = append(o["status"].(map[string]any)["conditions"].([]any), "nonsense", map[string]any{"type": 7})
 			}
 			a.status = pending
 		})
@@ -193,21 +206,19 @@ func TestBadStatus(t *testing.T) {
 	p, a := serve(t, parenttest.NewPeer(w))
 	r := w.Renewer(p)
 	for want, change := range map[string]func(map[string]any){
-		"status.certificate is not base64":          func(s map[string]any) { s["certificate"] = "%%" },
-		"status.certificate: no PEM block":          func(s map[string]any) { s["certificate"] = "AAAA" },
-		"status.certificate: no PEM block found":    func(s map[string]any) { delete(s, "certificate") },
-		"status.certificate is not text":            func(s map[string]any) { s["certificate"] = 7 },
-		"status.ca: no PEM block":                   func(s map[string]any) { s["ca"] = "AAAA" },
-		"not decided yet: it waits for an approval": func(s map[string]any) { s["conditions"] = []any{"nonsense"} },
+		"status.certificate is not base64":       func(s map[string]any) { s["certificate"] = "%%" },
+		"status.certificate: no PEM block":       func(s map[string]any) { s["certificate"] = "AAAA" },
+		"status.certificate: no PEM block found": func(s map[string]any) { delete(s, "certificate") },
+		"status.certificate is not text":         func(s map[string]any) { s["certificate"] = 7 },
+		"status.ca: no PEM block":                func(s map[string]any) { s["ca"] = "AAAA" },
 	} {
+		clear(a.objects) // one that waits would be found again
 		a.status = func(o map[string]any) map[string]any {
 			s := a.sign(o)
 			change(s)
 			return s
 		}
-		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-		err := r.Renew(ctx)
-		cancel()
+		err := r.Renew(t.Context())
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("want %q, got %v", want, err)
 		}

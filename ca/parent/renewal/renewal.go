@@ -71,8 +71,9 @@ type Renewer struct {
 
 	mu    sync.Mutex // guards all below
 	err   error      // of the last try
-	drawn string     // issuer that draw is for
-	draw  float64    // from [0, 1)
+	known string     // ID of the issuer that the rest is of
+	end   time.Time  // of its chain
+	draw  float64    // from [0, 1), for when it is renewed
 }
 
 // New returns a renewer and registers its metrics.
@@ -134,21 +135,73 @@ func (r *Renewer) Run(ctx context.Context) error {
 
 // due returns when to ask the parent: at once if there is no issuer of use.
 func (r *Renewer) due(now time.Time) time.Time {
-	in, err := r.config.Authority.Issuer()
-	if err != nil {
-		return now
-	}
-	active, err := r.config.Authority.Document().Active(r.config.Domain, authority.KindIssuer)
-	if err != nil {
+	newest := r.newest()
+	if newest == nil {
 		return now
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.drawn != active.ID {
-		r.drawn, r.draw = active.ID, rand.Float64()
+	if r.known != newest.ID {
+		end, err := r.endOf(newest)
+		if err != nil {
+			return now
+		}
+		r.known, r.end, r.draw = newest.ID, end, rand.Float64()
 	}
-	life := in.NotAfter().Sub(active.Created) // from receipt, not from the backdated begin (decision D20)
-	return active.Created.Add(time.Duration(float64(life) * (0.5 + spread*(2*r.draw-1))))
+	if now.After(r.end) {
+		return now
+	}
+	life := r.end.Sub(newest.Created) // from receipt, not from the backdated begin (decision D20)
+	return newest.Created.Add(time.Duration(float64(life) * (0.5 + spread*(2*r.draw-1))))
+}
+
+// newest returns the issuer that came last; nil if there is none. One that was plugged in from files before there was a parent
+// does not count.
+func (r *Renewer) newest() (newest *authority.Authority) {
+	state := r.config.Authority.Document().Domains[r.config.Domain.String()]
+	if state == nil {
+		return nil
+	}
+	for i := range state.Authorities {
+		a := &state.Authorities[i]
+		signs := a.State == authority.StateActive || a.State == authority.StatePrepared
+		if a.Kind == authority.KindIssuer && signs && len(a.Key)+len(a.KeyRef) > 0 && (newest == nil || !a.Created.Before(newest.Created)) {
+			newest = a
+		}
+	}
+	return newest
+}
+
+// endOf returns when an issuer's chain ends, root included; an error if a part of it has ended.
+func (r *Renewer) endOf(a *authority.Authority) (time.Time, error) {
+	bundle, err := r.config.Authority.Document().Bundle(r.config.Domain)
+	if err != nil {
+		return time.Time{}, err
+	}
+	chain, err := a.Certificates()
+	if err != nil {
+		return time.Time{}, err
+	}
+	first, err := firstToEnd(bundle, chain, time.Now())
+	if err != nil {
+		return time.Time{}, err
+	}
+	return first.NotAfter, nil
+}
+
+// firstToEnd returns that certificate of a chain's path to its root, both included, which ends first.
+func firstToEnd(b *trust.Bundle, chain []*x509.Certificate, now time.Time) (*x509.Certificate, error) {
+	path, err := b.PathTo(chain, now)
+	if err != nil {
+		return nil, err
+	}
+	first := path[0]
+	for _, c := range path {
+		if c.NotAfter.Before(first.NotAfter) {
+			first = c
+		}
+	}
+	return first, nil
 }
 
 // errUnfit marks answers that failed a check of ours.
@@ -214,15 +267,9 @@ func (r *Renewer) worthTaking(chain []*x509.Certificate, now time.Time) error {
 	if err != nil {
 		return err
 	}
-	path, err := bundle.PathTo(chain, now)
+	first, err := firstToEnd(bundle, chain, now)
 	if err != nil {
 		return nil
-	}
-	first := path[0] // to end
-	for _, c := range path {
-		if c.NotAfter.Before(first.NotAfter) {
-			first = c
-		}
 	}
 	end, left := first.NotAfter.UTC(), first.NotAfter.Sub(now).Truncate(time.Second)
 	in, err := r.config.Authority.Issuer()

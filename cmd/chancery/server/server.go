@@ -236,7 +236,10 @@ func (s *Server) Run(ctx context.Context, started func()) error {
 	if s.issuance != nil {
 		g.Go(func() error { return s.issuance.Run(ctx) })
 	}
-	g.Go(func() error { return s.keeper.Run(ctx) })
+	g.Go(func() error {
+		s.parent.Wait(ctx, s.authority)
+		return s.keeper.Run(ctx)
+	})
 	for _, c := range s.clusters {
 		g.Go(func() error { return c.run(ctx) })
 	}

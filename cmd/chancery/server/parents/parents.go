@@ -54,6 +54,20 @@ func (p *Place) Open(e Env) (*Renewer, error) {
 	})}, nil
 }
 
+// Wait waits until a server has its first issuer, so that nobody asks in vain until then, with ever longer pauses.
+func (r *Renewer) Wait(ctx context.Context, a *authority.Keeper) {
+	for r != nil {
+		if _, err := a.Issuer(); err == nil {
+			return
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
+}
+
 // Run renews until ctx ends.
 func (r *Renewer) Run(ctx context.Context) error {
 	if r == nil {

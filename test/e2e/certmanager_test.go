@@ -165,9 +165,11 @@ func TestParentCertManager(t *testing.T) {
 	pod := k.RunPod(t, ns, "web", "web-1", "node-a")
 	root := authority(t, "e2e root", p256(t), nil)
 	manager := startCertManager(t, k, ns, authority(t, "mesh CA", p256(t), root), root)
-	kubeconfig := k.KubeconfigFor(t, ns, "chancery", rbacv1.PolicyRule{
-		APIGroups: []string{"cert-manager.io"}, Resources: []string{"certificaterequests"}, Verbs: []string{"create", "get", "delete"},
-	})
+	var role rbacv1.Role
+	if err := yaml.UnmarshalStrict([]byte(parentsDoc(t, "yaml", "kind: Role")), &role); err != nil {
+		t.Fatal(err)
+	}
+	kubeconfig := k.KubeconfigFor(t, ns, "chancery", role.Rules...)
 	server := startParented(t, serverYAML{Clusters: []clusterYAML{k.StaticCluster(t)}, Parent: map[string]any{
 		"lifetime": "40s", "certManager": map[string]any{"kubeconfig": kubeconfig, "namespace": ns, "issuer": "mesh-ca"},
 	}}, root)

@@ -22,6 +22,22 @@ import (
 	authenticationv1 "k8s.io/api/authentication/v1"
 )
 
+// parentsDoc returns that code block of docs/parents.md in a language which has the word in it.
+func parentsDoc(t *testing.T, language, word string) string {
+	t.Helper()
+	data, err := os.ReadFile(filepath.Join(repoRoot(t), "docs", "parents.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, block := range strings.Split(string(data), "```") {
+		if text, ok := strings.CutPrefix(block, language+"\n"); ok && i%2 == 1 && strings.Contains(text, word) {
+			return text
+		}
+	}
+	t.Fatalf("docs/parents.md has no block of %s with %q", language, word)
+	return ""
+}
+
 // startParented starts a server whose issuer is signed by a parent, under a root that is pinned.
 func startParented(t *testing.T, cfg serverYAML, roots ...*testCA) *Server {
 	t.Helper()
@@ -267,11 +283,9 @@ func TestParentCFSSL(t *testing.T) {
 	const key, wrong = "00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff", "ffeeddccbbaa99887766554433221100ffeeddccbbaa99887766554433221100"
 	for name, text := range map[string]string{
 		"ca.pem": certsPEM(above), "ca.key": keyPEM(above.key), "chain.pem": certsPEM(above),
-		"roots.ini": fmt.Sprintf("[mesh]\nprivate = file://%s/ca.key\ncertificate = %[1]s/ca.pem\nconfig = %[1]s/config.json\n", dir),
-		"config.json": `{"auth_keys": {"k": {"type": "standard", "key": "` + key + `"}}, "signing": {"default": {"expiry": "1h", "auth_key": "k", "usages": ["signing"]},
-			"profiles": {"issuer": {"expiry": "150s", "backdate": "1m", "auth_key": "k", "usages": ["cert sign", "crl sign"],
-			"ca_constraint": {"is_ca": true, "max_path_len": 0, "max_path_len_zero": true}}}}}`,
-		"auth.key": wrong,
+		"roots.ini":   fmt.Sprintf("[mesh]\nprivate = file://%s/ca.key\ncertificate = %[1]s/ca.pem\nconfig = %[1]s/config.json\n", dir),
+		"config.json": strings.NewReplacer("/etc/cfssl/auth.key", filepath.Join(dir, "there.key"), "168h", "150s").Replace(parentsDoc(t, "json", "auth_keys")),
+		"there.key":   key + "\n", "auth.key": wrong,
 	} {
 		writeFile(t, filepath.Join(dir, name), text, 0o600)
 	}
@@ -332,12 +346,31 @@ func startOpenBao(t *testing.T, above, root *testCA) *openbao {
 	if err != nil {
 		t.Fatal(err)
 	}
+	clusterPort, err := freePort()
+	if err != nil {
+		t.Fatal(err)
+	}
 	b := &openbao{address: fmt.Sprintf("https://127.0.0.1:%d", port), roots: serving.Root}
 	pool := x509.NewCertPool()
 	pool.AddCert(tlsCA.cert)
 	b.client = &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: pool}, DisableKeepAlives: true}, Timeout: 20 * time.Second}
-	writeFile(t, filepath.Join(dir, "bao.hcl"), fmt.Sprintf("storage \"file\" {\n path = %q\n}\nlistener \"tcp\" {\n address = \"127.0.0.1:%d\"\n tls_cert_file = %q\n tls_key_file = %q\n}\n",
-		filepath.Join(dir, "data"), port, serving.Cert, serving.Key), 0o600)
+	data := filepath.Join(dir, "data")
+	if err := os.Mkdir(data, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	writeFile(t, filepath.Join(dir, "bao.hcl"), fmt.Sprintf(`storage "raft" {
+  path = %q
+  node_id = "one"
+}
+listener "tcp" {
+  address = "127.0.0.1:%d"
+  cluster_address = "127.0.0.1:%d"
+  tls_cert_file = %q
+  tls_key_file = %q
+}
+api_addr = %q
+cluster_addr = "https://127.0.0.1:%[3]d"
+`, data, port, clusterPort, serving.Cert, serving.Key, b.address), 0o600)
 	b.config = ProcessConfig{Name: "openbao", Path: path, Args: []string{"server", "-config", filepath.Join(dir, "bao.hcl")}, Dir: dir, Log: filepath.Join(dir, "bao.log")}
 	b.Process = StartProcess(t, b.config)
 	var made struct {
@@ -351,8 +384,7 @@ func startOpenBao(t *testing.T, above, root *testCA) *openbao {
 	b.open(t)
 	b.must(t, "sys/mounts/pki", map[string]any{"type": "pki", "config": map[string]any{"max_lease_ttl": "87600h"}}, nil)
 	b.must(t, "pki/config/ca", map[string]any{"pem_bundle": keyPEM(above.key) + certsPEM(above, root)}, nil)
-	b.must(t, "sys/policies/acl/chancery", map[string]any{"policy": `path "pki/root/sign-intermediate" { capabilities = ["update"] }
-path "pki/issuer/+/sign-intermediate" { capabilities = ["update"] }`}, nil)
+	b.must(t, "sys/policies/acl/chancery", map[string]any{"policy": parentsDoc(t, "hcl", "sign-intermediate")}, nil)
 	return b
 }
 

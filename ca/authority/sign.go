@@ -64,7 +64,7 @@ func (c Config) issuerIn(ctx context.Context, d *Document) (active, error) {
 
 // errOffline: the issuer cannot be renewed here.
 var errOffline = errors.New("the root's key is kept elsewhere, so this server cannot renew its issuer by itself: " +
-	"`chancery authority csr` and `authority import` do, with the root's help")
+	"`chancery authority csr` and `authority import` do, with the root's help, or a `parent` in the config")
 
 // rootIn returns the active root of a document as one that signs, and its key.
 func (c Config) rootIn(ctx context.Context, d *Document) (*ca.Issuer, crypto.Signer, error) {

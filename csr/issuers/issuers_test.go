@@ -171,7 +171,7 @@ func reasonOf(err error) string {
 }
 
 // Who is listed gets an issuer that passes every check on their side, with what the config allows, whatever they ask for.
-func TestListedCallersGetWhatTheirGrantSays(t *testing.T) {
+func TestD20ListedCallersGetWhatTheirGrantSays(t *testing.T) {
 	w := newWorld(t)
 	key := must(ca.GenerateKey(ca.P256))
 	for _, c := range []struct {

@@ -117,7 +117,8 @@ func conditionsOf(texts ...string) map[string]any {
 	return map[string]any{"conditions": all}
 }
 
-// sign signs as cert-manager's CA issuer does: key, subject and URIs of the request, usages and isCA of the object.
+// sign signs as cert-manager's CA issuer does (1.21.2, pki.CertificateTemplateFromCertificateRequest): key, subject and URIs of the
+// request, usages and isCA of the object, no path length, from now on.
 func (c *certManager) sign(o *unstructured.Unstructured) (map[string]any, error) {
 	text, _, _ := unstructured.NestedString(o.Object, "spec", "request")
 	data, err := base64.StdEncoding.DecodeString(text)
@@ -143,8 +144,8 @@ func (c *certManager) sign(o *unstructured.Unstructured) (map[string]any, error)
 		return nil, fmt.Errorf("spec is %v", o.Object["spec"])
 	}
 	template := &x509.Certificate{
-		SerialNumber: randomSerial(), RawSubject: csr.RawSubject, URIs: csr.URIs, NotBefore: time.Now().Add(-time.Second), NotAfter: time.Now().Add(life),
-		IsCA: true, BasicConstraintsValid: true, MaxPathLenZero: true, KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageCRLSign,
+		SerialNumber: randomSerial(), RawSubject: csr.RawSubject, URIs: csr.URIs, NotBefore: time.Now(), NotAfter: time.Now().Add(life),
+		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageCRLSign,
 	}
 	cert, err := sign(template, c.by.cert, csr.PublicKey, c.by.key)
 	if err != nil {

@@ -28,7 +28,7 @@ import (
 	"github.com/chancery-project/chancery/ca/authority"
 	"github.com/chancery-project/chancery/ca/keys"
 	"github.com/chancery-project/chancery/ca/parent/renewal"
-	"github.com/chancery-project/chancery/ca/store"
+	castore "github.com/chancery-project/chancery/ca/store"
 	"github.com/chancery-project/chancery/trust"
 )
 
@@ -120,6 +120,12 @@ func (l *Text) String() string {
 // NewWorld makes a world whose server has no issuer yet.
 func NewWorld(t testing.TB) *World {
 	t.Helper()
+	return NewWorldWith(t, nil)
+}
+
+// NewWorldWith is NewWorld with keys in a store.
+func NewWorldWith(t testing.TB, store keys.Store) *World {
+	t.Helper()
 	td, err := trust.ParseDomain("cluster.local")
 	if err != nil {
 		t.Fatal(err)
@@ -128,7 +134,7 @@ func NewWorld(t testing.TB) *World {
 	w.Root = NewCA(t, "root", nil, nil)
 	w.Above = NewCA(t, "above", w.Root, nil)
 	dir := t.TempDir()
-	st, err := store.CreateSQLite(t.Context(), filepath.Join(dir, "state.db"))
+	st, err := castore.CreateSQLite(t.Context(), filepath.Join(dir, "state.db"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -146,7 +152,7 @@ func NewWorld(t testing.TB) *World {
 	}
 	w.config = authority.Config{
 		Domain: td, Store: st, Sealer: sealer, Log: w.Log, Logger: slog.New(slog.NewTextHandler(w.Logged, nil)),
-		Profiles: []*ca.Profile{w.profile, ca.ServerProfile()}, Roots: []*x509.Certificate{w.Root.Cert}, Parented: true,
+		Profiles: []*ca.Profile{w.profile, ca.ServerProfile()}, Roots: []*x509.Certificate{w.Root.Cert}, Parented: true, Keys: store,
 	}
 	if _, err := authority.Init(t.Context(), w.config, "test"); err != nil {
 		t.Fatal(err)

@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"strings"
 	"sync"
 	"time"
 
@@ -121,6 +122,7 @@ func (r *Renewer) Run(ctx context.Context) error {
 			return nil
 		}
 		if err == nil {
+			r.config.Logger.Info("issuer signed by the parent", "parent", r.config.Name, "renew_at", r.due(time.Now()).UTC().Truncate(time.Second))
 			backoff = firstBackoff
 			sleep(ctx, spacing)
 			continue
@@ -204,10 +206,26 @@ func firstToEnd(b *trust.Bundle, chain []*x509.Certificate, now time.Time) (*x50
 	return first, nil
 }
 
-// errUnfit marks answers that failed a check of ours.
-type errUnfit struct{ error }
+// errUnfit marks answers that failed a check of ours, errOurs what failed before anybody was asked.
+type (
+	errUnfit struct{ error }
+	errOurs  struct{ error }
+)
 
 func (e errUnfit) Unwrap() error { return e.error }
+func (e errOurs) Unwrap() error  { return e.error }
+
+// maxReason bounds what a parent can put into the log and /readyz.
+const maxReason = 1000
+
+// Shorten returns the text of an error of a parent's, bounded.
+func Shorten(err error) string {
+	text := err.Error()
+	if len(text) <= maxReason {
+		return text
+	}
+	return strings.ToValidUTF8(text[:maxReason], "") + "..."
+}
 
 // Renew asks the parent once. On an error everything is as before.
 func (r *Renewer) Renew(ctx context.Context) error {
@@ -215,25 +233,31 @@ func (r *Renewer) Renew(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return err // the server stops: that says nothing of the parent
 	}
-	outcome, up := "ok", 1.0
-	if _, unfit := errors.AsType[errUnfit](err); unfit {
-		outcome, up = "refused", 0
-	} else if err != nil {
-		outcome, up = "failed", 0
-	}
-	r.requests.WithLabelValues(r.config.Name, outcome).Inc()
-	r.up.WithLabelValues(r.config.Name).Set(up)
+	r.count(err)
 	r.mu.Lock()
 	r.err = err
 	r.mu.Unlock()
 	return err
 }
 
+func (r *Renewer) count(err error) {
+	outcome, up := "ok", 1.0
+	if _, ours := errors.AsType[errOurs](err); ours {
+		return
+	} else if _, unfit := errors.AsType[errUnfit](err); unfit {
+		outcome, up = "refused", 0
+	} else if err != nil {
+		outcome, up = "failed", 0
+	}
+	r.requests.WithLabelValues(r.config.Name, outcome).Inc()
+	r.up.WithLabelValues(r.config.Name).Set(up)
+}
+
 func (r *Renewer) renew(ctx context.Context) error {
 	a, actor := r.config.Authority, "server, by its parent "+r.config.Name
 	der, err := a.Request(ctx, actor, false)
 	if err != nil {
-		return err
+		return errOurs{err}
 	}
 	chain, err := r.sign(ctx, der)
 	if err != nil {
@@ -304,7 +328,7 @@ func (r *Renewer) pause(err error, backoff time.Duration) time.Duration {
 }
 
 func (r *Renewer) logFailure(err error, wait time.Duration) {
-	args := []any{"parent", r.config.Name, "reason", err.Error(), "retry_in", wait.Round(time.Millisecond).String()}
+	args := []any{"parent", r.config.Name, "reason", Shorten(err), "retry_in", wait.Round(time.Millisecond).String()}
 	in, none := r.config.Authority.Issuer()
 	if none != nil {
 		r.config.Logger.Error("no issuer, and the parent gives none: nothing can be issued", args...)

@@ -12,6 +12,9 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/chancery-project/chancery/ca"
+	"github.com/chancery-project/chancery/ca/authority"
+	"github.com/chancery-project/chancery/ca/keys"
 	"github.com/chancery-project/chancery/ca/parent/parenttest"
 	"github.com/chancery-project/chancery/ca/parent/renewal"
 )
@@ -81,7 +84,7 @@ func run(t *testing.T, c *caller) (r *renewal.Renewer, stop func()) {
 }
 
 // The first issuer is asked for at once, each next one at half of the life that was left, give or take a tenth.
-func TestRenewsAtHalfOfLife(t *testing.T) {
+func TestD20RenewsAtHalfOfLife(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := &caller{w: parenttest.NewWorld(t), life: parenttest.Lifetime}
 		_, stop := run(t, c)
@@ -261,6 +264,47 @@ func TestShorterThanAsked(t *testing.T) {
 	})
 }
 
+// counting tells how many keys there are.
+type counting struct {
+	*keys.Memory
+	made, deleted int
+}
+
+func (c *counting) Generate(ctx context.Context, kt ca.KeyType) (string, error) {
+	c.made++
+	return c.Memory.Generate(ctx, kt)
+}
+
+func (c *counting) Delete(ctx context.Context, ref string) error {
+	c.deleted++
+	return c.Memory.Delete(ctx, ref)
+}
+
+// Each issuer's key is made in the key store, once however often the parent fails, and deleted when its issuer has ended.
+func TestKeysLieInTheStore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := &counting{Memory: keys.NewMemory()}
+		c := &caller{w: parenttest.NewWorldWith(t, store), life: parenttest.Lifetime, fails: errors.New("down")}
+		_, stop := run(t, c)
+		time.Sleep(time.Hour)
+		if store.made != 1 {
+			t.Errorf("%d keys were made while the parent was down", store.made)
+		}
+		c.set(func() { c.fails = nil })
+		time.Sleep(4 * parenttest.Lifetime)
+		stop()
+		c.w.Issue(t)
+		for _, a := range c.w.Keeper.Document().Domains[c.w.Domain.String()].Authorities {
+			if len(a.Key) > 0 || a.Kind == authority.KindIssuer && a.KeyRef == "" {
+				t.Errorf("the key of %s %s is not in the store", a.Kind, a.ID)
+			}
+		}
+		if kept := store.made - store.deleted; store.made < 6 || kept > 4 {
+			t.Errorf("%d keys were made, %d are kept", store.made, kept)
+		}
+	})
+}
+
 // What an admin imports by hand counts as what the parent would have given.
 func TestImportByHand(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -286,4 +330,27 @@ func TestImportByHand(t *testing.T) {
 			t.Errorf("asked %d times though there is an issuer", n-before)
 		}
 	})
+}
+
+// What fails here before the parent is asked is no fault of the parent's; and an error without end does not fill the log.
+func TestOwnFaultsAndLongReasons(t *testing.T) {
+	w := parenttest.NewWorld(t)
+	c := &caller{w: w, life: parenttest.Lifetime, fails: errors.New(strings.Repeat("x", 100_000))}
+	r := w.Renewer(c)
+	err := r.Renew(t.Context())
+	if n := len(renewal.Shorten(err)); n > 1100 || w.Metric(t, "chancery_ca_parent_requests_total", "outcome=failed") != 1 {
+		t.Errorf("the reason has %d bytes", n)
+	}
+	c.fails = nil
+	if err := r.Renew(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	w.Log.Close() // the next request cannot be logged
+	before := len(c.times())
+	if err := r.Renew(t.Context()); err == nil || r.Err() == nil || len(c.times()) != before {
+		t.Errorf("without an audit log: %v", err)
+	}
+	if w.Metric(t, "chancery_ca_parent_up") != 1 || w.Metric(t, "chancery_ca_parent_requests_total", "outcome=failed") != 1 {
+		t.Error("it is blamed on the parent")
+	}
 }

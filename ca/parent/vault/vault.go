@@ -154,6 +154,9 @@ func chainOf(a *answer) ([]*x509.Certificate, error) {
 				chain = append(chain, c)
 			}
 		}
+		if len(chain) > trust.MaxCertificates {
+			return nil, fmt.Errorf("its answer has more than %d certificates", trust.MaxCertificates)
+		}
 	}
 	return chain, nil
 }

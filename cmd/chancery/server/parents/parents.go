@@ -81,7 +81,7 @@ func (r *Renewer) Explain(err error) error {
 	if r == nil || r.renewer.Err() == nil {
 		return err
 	}
-	return fmt.Errorf("%w: %w", err, r.renewer.Err())
+	return fmt.Errorf("%w: %s", err, renewal.Shorten(r.renewer.Err()))
 }
 
 func (p *Place) open(e Env) (renewal.Parent, error) {

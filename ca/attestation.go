@@ -5,6 +5,10 @@ import (
 	"encoding/asn1"
 	"fmt"
 	"time"
+	"unicode/utf8"
+
+	"golang.org/x/crypto/cryptobyte"
+	cbasn1 "golang.org/x/crypto/cryptobyte/asn1"
 
 	"github.com/chancery-project/chancery/ca/tbs"
 )
@@ -27,7 +31,17 @@ type attestationASN1 struct {
 }
 
 func (a *Attestation) marshal() ([]byte, error) {
-	der, err := asn1.Marshal(attestationASN1{a.Cluster, a.PodHash, a.Node, a.Time.UTC().Truncate(time.Second)})
+	if !utf8.ValidString(a.Cluster) || !utf8.ValidString(a.Node) {
+		return nil, fmt.Errorf("encoding attestation: cluster %.80q or node %.80q is not UTF-8", a.Cluster, a.Node)
+	}
+	b := cryptobyte.NewBuilder(make([]byte, 0, 128))
+	b.AddASN1(cbasn1.SEQUENCE, func(b *cryptobyte.Builder) {
+		b.AddASN1(cbasn1.UTF8String, func(b *cryptobyte.Builder) { b.AddBytes([]byte(a.Cluster)) })
+		b.AddASN1OctetString(a.PodHash)
+		b.AddASN1(cbasn1.UTF8String, func(b *cryptobyte.Builder) { b.AddBytes([]byte(a.Node)) })
+		b.AddASN1GeneralizedTime(a.Time.UTC())
+	})
+	der, err := b.Bytes()
 	if err != nil {
 		return nil, fmt.Errorf("encoding attestation: %w", err)
 	}

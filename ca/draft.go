@@ -20,8 +20,8 @@ import (
 // ceremony shows before anything happens. It is good for one Prepare, within a minute.
 type Draft struct {
 	issuer   *Issuer
-	message  []byte // the to-be-signed bytes
-	cert     *x509.Certificate
+	message  []byte            // the to-be-signed bytes
+	cert     *x509.Certificate // by Draft only
 	crl      *x509.RevocationList
 	intent   audit.Record
 	notAfter time.Time
@@ -31,18 +31,33 @@ type Draft struct {
 
 // Draft does what Prepare does, but for the log: nothing can be signed with a draft alone.
 func (i *Issuer) Draft(p *Profile, r Request) (*Draft, error) {
+	d, err := i.draft(p, &r)
+	if err != nil {
+		return nil, err
+	}
+	unsigned, err := tbs.Assemble(d.message, i.algorithm.ID, []byte{0})
+	if err != nil {
+		return nil, fmt.Errorf("encoding certificate: %w", err)
+	}
+	if d.cert, err = x509.ParseCertificate(unsigned); err != nil {
+		return nil, fmt.Errorf("the certificate to sign does not parse: %w", err)
+	}
+	return d, nil
+}
+
+func (i *Issuer) draft(p *Profile, r *Request) (*Draft, error) {
 	now := time.Now()
-	message, cert, kt, err := i.build(p, &r, now)
+	message, c, kt, err := i.build(p, r, now)
 	if err != nil {
 		return nil, err
 	}
 	sum := sha256.Sum256(message)
 	intent := audit.Record{
-		Event: audit.Intent, Serial: hex.EncodeToString(cert.SerialNumber.Bytes()), SPIFFEID: cert.URIs[0].String(),
-		Profile: p.name, Issuer: i.SKI(), NotAfter: &cert.NotAfter, KeyType: string(kt), TBSHash: hex.EncodeToString(sum[:]),
-		Clamped: r.TTL > 0 && cert.NotAfter.Before(now.Add(r.TTL).Truncate(time.Second)), Requester: r.Requester,
+		Event: audit.Intent, Serial: hex.EncodeToString(c.Serial), SPIFFEID: c.URIs[0], Profile: p.name, Issuer: i.SKI(),
+		NotAfter: &c.NotAfter, KeyType: string(kt), TBSHash: hex.EncodeToString(sum[:]),
+		Clamped: r.TTL > 0 && c.NotAfter.Before(now.Add(r.TTL).Truncate(time.Second)), Requester: r.Requester,
 	}
-	return &Draft{issuer: i, message: message, cert: cert, intent: intent, notAfter: cert.NotAfter, made: now}, nil
+	return &Draft{issuer: i, message: message, intent: intent, notAfter: c.NotAfter, made: now}, nil
 }
 
 // Prepare writes the intent to the audit log, durably, and gives the token for the signature.

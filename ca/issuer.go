@@ -184,7 +184,7 @@ type Certificate struct {
 // Prepare validates the request, builds and lints the certificate and writes the intent to the audit log, durably.
 // Errors wrap ErrKey, ErrName or ErrNotReady where the cause is the request's or the moment's.
 func (i *Issuer) Prepare(p *Profile, r Request) (*Token, error) {
-	d, err := i.Draft(p, r)
+	d, err := i.draft(p, &r)
 	if err != nil {
 		return nil, err
 	}
@@ -262,8 +262,8 @@ func inProcess(key crypto.Signer) bool {
 	return false
 }
 
-// build returns the to-be-signed bytes for a request, the certificate parsed back from them, linted, and its key's type.
-func (i *Issuer) build(p *Profile, r *Request, now time.Time) ([]byte, *x509.Certificate, KeyType, error) {
+// build returns the to-be-signed bytes for a request, what they say, linted, and the key's type.
+func (i *Issuer) build(p *Profile, r *Request, now time.Time) ([]byte, *lint.Contents, KeyType, error) {
 	kt, err := TypeOf(r.PublicKey)
 	if err != nil {
 		return nil, nil, "", fmt.Errorf("%w: %w", ErrKey, err)
@@ -276,28 +276,25 @@ func (i *Issuer) build(p *Profile, r *Request, now time.Time) ([]byte, *x509.Cer
 	if err != nil {
 		return nil, nil, "", fmt.Errorf("encoding certificate: %w", err)
 	}
-	unsigned, err := tbs.Assemble(message, i.algorithm.ID, []byte{0})
-	if err != nil {
-		return nil, nil, "", fmt.Errorf("encoding certificate: %w", err)
-	}
-	cert, err := x509.ParseCertificate(unsigned)
+	contents, err := lint.Read(message)
 	if err != nil {
 		return nil, nil, "", fmt.Errorf("the certificate to sign does not parse: %w", err)
 	}
-	if err := i.subject(cert, p, r, now).Run(); err != nil {
+	if err := i.subject(contents, p, r, t.SPKI, now).Run(); err != nil {
 		return nil, nil, "", err
 	}
-	return message, cert, kt, nil
+	return message, contents, kt, nil
 }
 
 // subject says what our lints hold a certificate against.
-func (i *Issuer) subject(cert *x509.Certificate, p *Profile, r *Request, now time.Time) *lint.Subject {
+func (i *Issuer) subject(c *lint.Contents, p *Profile, r *Request, spki []byte, now time.Time) *lint.Subject {
 	s := &lint.Subject{
-		Cert: cert, Now: now, CA: p.ca, MaxTTL: p.maxTTL, IssuerName: i.name, IssuerSKI: i.ski, IssuerNotAfter: i.notAfter,
-		IssuerPathLen: i.pathLen, ID: r.ID.String(), PublicKey: r.PublicKey, DNSNames: len(r.DNSNames), IPs: len(r.IPs),
+		Contents: c, Now: now, CA: p.ca, MaxTTL: p.maxTTL, IssuerName: i.name, IssuerSKI: i.ski, IssuerAlgorithm: i.algorithm.ID,
+		IssuerNotAfter: i.notAfter, IssuerPathLen: i.pathLen,
+		AskedID: r.ID.String(), AskedSPKI: spki, AskedDNS: len(r.DNSNames), AskedIPs: len(r.IPs),
 	}
 	if r.CA != nil {
-		s.ID, s.Existing = r.CA.Domain.URI(), r.CA.Existing
+		s.AskedID, s.Existing = r.CA.Domain.URI(), r.CA.Existing
 	}
 	return s
 }
@@ -313,7 +310,7 @@ func (i *Issuer) template(p *Profile, r *Request, kt KeyType, now time.Time) (*t
 	if err != nil {
 		return nil, err
 	}
-	spki, err := x509.MarshalPKIXPublicKey(r.PublicKey)
+	spki, err := tbs.Key(r.PublicKey)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrKey, err)
 	}

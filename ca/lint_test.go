@@ -44,15 +44,16 @@ var violations = []broken{
 	{lint: "leaf_ext_key_usage", bytes: func(b []byte) []byte { // clientAuth becomes codeSigning
 		return replace(b, []byte{0x2b, 6, 1, 5, 5, 7, 3, 2}, []byte{0x2b, 6, 1, 5, 5, 7, 3, 3})
 	}},
-	{lint: "version_3", held: func(l *lint.Subject) { l.Cert.Version = 1 }},
+	{lint: "version_3", held: func(l *lint.Subject) { l.Version = 1 }},
 	{lint: "serial", template: func(t *tbs.Template) { t.Serial = []byte{0} }},
 	{lint: "serial", template: func(t *tbs.Template) { t.Serial = append([]byte{1}, make([]byte, 20)...) }},
+	{lint: "signature_algorithm", template: func(t *tbs.Template) { t.Algorithm = []byte{0x30, 0x00} }},
 	{lint: "issuer_name", held: func(l *lint.Subject) { l.IssuerName = []byte("x") }},
 	{lint: "key_identifiers", template: func(t *tbs.Template) { t.AKI = []byte{1, 2, 3} }},
-	{lint: "key_identifiers", held: func(l *lint.Subject) { l.Cert.SubjectKeyId = nil }},
-	{lint: "extensions", held: func(l *lint.Subject) { l.Cert.Extensions = append(l.Cert.Extensions, l.Cert.Extensions[0]) }},
+	{lint: "key_identifiers", held: func(l *lint.Subject) { l.SKI = nil }},
+	{lint: "extensions", held: func(l *lint.Subject) { l.Extensions = append(l.Extensions, l.Extensions[0]) }},
 	{lint: "extensions", held: func(l *lint.Subject) {
-		l.Cert.UnhandledCriticalExtensions = append(l.Cert.UnhandledCriticalExtensions, tbs.OIDAttestation)
+		l.Extensions = append(l.Extensions, lint.Extension{OID: []byte{1}, Critical: true})
 	}},
 	{lint: "signing_subject", ca: true, template: func(t *tbs.Template) { t.Subject = tbs.EmptyName }},
 	{lint: "path_length", ca: true, held: func(l *lint.Subject) { l.IssuerPathLen = 0; l.IssuerSKI = nil }},
@@ -60,10 +61,11 @@ var violations = []broken{
 	{lint: "path_length", ca: true, template: func(t *tbs.Template) { t.PathLen = -1 }, held: limit(2)},
 	{lint: "cross_certificate", ca: true, held: func(l *lint.Subject) { l.Existing = &x509.Certificate{RawSubject: tbs.EmptyName} }},
 	{lint: "cross_certificate", ca: true, held: func(l *lint.Subject) {
-		l.Existing = &x509.Certificate{RawSubject: l.Cert.RawSubject, SubjectKeyId: l.Cert.SubjectKeyId}
+		l.Existing = &x509.Certificate{RawSubject: l.Contents.Subject, SubjectKeyId: l.SKI}
 	}},
 	{lint: "cross_certificate", ca: true, held: func(l *lint.Subject) {
-		l.Existing, l.Cert.RawIssuer = l.Cert, l.Cert.RawSubject
+		l.Existing = &x509.Certificate{RawSubject: l.Contents.Subject, SubjectKeyId: l.SKI, RawSubjectPublicKeyInfo: l.SPKI}
+		l.Issuer = l.Contents.Subject
 	}},
 	{lint: "validity", template: func(t *tbs.Template) { t.NotBefore = t.NotAfter.Add(time.Hour) }},
 	{lint: "validity", template: func(t *tbs.Template) { t.NotBefore = time.Now().Add(time.Minute) }},
@@ -72,7 +74,7 @@ var violations = []broken{
 	{lint: "what_was_asked", template: func(t *tbs.Template) { t.URI = "spiffe://cluster.local/ns/a/sa/other" }},
 	{lint: "what_was_asked", template: func(t *tbs.Template) { t.DNS = []string{"added.example"} }},
 	{lint: "what_was_asked", template: func(t *tbs.Template) { t.IPs = []netip.Addr{netip.MustParseAddr("127.0.0.1")} }},
-	{lint: "what_was_asked", held: func(l *lint.Subject) { l.Cert.PublicKey = nil }},
+	{lint: "what_was_asked", held: func(l *lint.Subject) { l.SPKI = nil }},
 }
 
 // limit puts a path length into the issuer.
@@ -124,18 +126,14 @@ func violate(t *testing.T, i *Issuer, p *Profile, r *Request, v broken) *lint.Su
 	if err != nil {
 		t.Fatal(err)
 	}
-	der, err := tbs.Assemble(signed, i.algorithm.ID, []byte{0})
-	if err != nil {
-		t.Fatal(err)
-	}
 	if v.bytes != nil {
-		der = v.bytes(der)
+		signed = v.bytes(signed)
 	}
-	cert, err := x509.ParseCertificate(der)
+	c, err := lint.Read(signed)
 	if err != nil {
 		t.Fatalf("%s: the violation does not parse: %v", v.lint, err)
 	}
-	l := i.subject(cert, p, r, now)
+	l := i.subject(c, p, r, tm.SPKI, now)
 	if v.held != nil {
 		v.held(l)
 	}

@@ -2,6 +2,7 @@ package ca
 
 import (
 	"context"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -46,6 +47,9 @@ func (i *Issuer) selfCheck(p *Profile, kt KeyType) error {
 	// zlint looks at the signature's length only, so a certificate without a real one does.
 	der, err := tbs.Assemble(signed, i.algorithm.ID, make([]byte, 64))
 	if err != nil {
+		return err
+	}
+	if _, err := x509.ParseCertificate(der); err != nil { // what peers in Go do with it
 		return err
 	}
 	return zlint.Certificate(der)

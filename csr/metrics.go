@@ -4,6 +4,8 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/chancery-project/chancery/csr/tally"
 )
 
 // Metrics counts what the endpoint does. Labels have few values: api (istio, native), authenticator (token, mtls,
@@ -12,11 +14,13 @@ type Metrics struct {
 	requests       *prometheus.HistogramVec
 	deniedUnlogged prometheus.Counter
 	panics         prometheus.Counter
+	recent         *tally.Tally
 }
 
 // NewMetrics registers the metrics of the CSR endpoint.
 func NewMetrics(r prometheus.Registerer) *Metrics {
 	m := &Metrics{
+		recent: tally.New(),
 		requests: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name: "chancery_csr_request_seconds", Help: "Time to answer a certificate request, by API, authenticator and outcome.",
 			Buckets: []float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, 1, 5},
@@ -36,5 +40,9 @@ func (m *Metrics) observe(api, authenticator, outcome string, took time.Duration
 	if authenticator == "" {
 		authenticator = "none"
 	}
+	m.recent.Add(outcome)
 	m.requests.WithLabelValues(api, authenticator, outcome).Observe(took.Seconds())
 }
+
+// Recent counts the outcomes of requests, ok or a reason constant.
+func (m *Metrics) Recent() *tally.Tally { return m.recent }

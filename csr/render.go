@@ -2,6 +2,7 @@ package csr
 
 import (
 	"encoding/pem"
+	"strings"
 	"sync/atomic"
 
 	"github.com/chancery-project/chancery/api/chanceryv1"
@@ -39,9 +40,10 @@ func (c *renderCache) of(i *ca.Issuer) *rendered {
 }
 
 func (r *rendered) istioChain(leaf []byte) []string {
-	out := make([]string, 0, len(r.pem)+1)
-	out = append(out, string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: leaf})))
-	return append(out, r.pem...)
+	var text strings.Builder
+	text.Grow(64 + len(leaf)*4/3 + len(leaf)/48 + 4)                    // frame, base64, line ends: one allocation instead of five
+	_ = pem.Encode(&text, &pem.Block{Type: "CERTIFICATE", Bytes: leaf}) // a Builder takes everything
+	return append(append(make([]string, 0, len(r.pem)+1), text.String()), r.pem...)
 }
 
 func (r *rendered) nativeChain(leaf []byte) [][]byte {

@@ -2,7 +2,6 @@ package csr
 
 import (
 	"crypto"
-	"crypto/x509"
 	"encoding/asn1"
 	"encoding/pem"
 	"fmt"
@@ -13,13 +12,12 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/chancery-project/chancery/ca"
+	"github.com/chancery-project/chancery/csr/pkcs10"
 	"github.com/chancery-project/chancery/trust"
 )
 
 // maxCSR bounds a CSR in DER: an RSA-8192 request with a 2,048-byte ID has under 5 kB.
 const maxCSR = 16 << 10
-
-var oidSAN = asn1.ObjectIdentifier{2, 5, 29, 17}
 
 // decodePEM returns the DER of a PEM request.
 func decodePEM(s string) ([]byte, *Denial) {
@@ -44,7 +42,7 @@ func parseCSR(der []byte, id trust.ID) (crypto.PublicKey, *Denial) {
 	if len(der) == 0 || len(der) > maxCSR {
 		return nil, badCSR("the CSR has %d bytes of DER; 1 to %d are read", len(der), maxCSR)
 	}
-	req, err := x509.ParseCertificateRequest(der)
+	req, err := pkcs10.Parse(der)
 	if err != nil {
 		return nil, badCSR("the CSR does not parse: %v", err)
 	}
@@ -66,18 +64,27 @@ func badCSR(format string, args ...any) *Denial {
 
 // checkNames accepts no names, or the identity's own: as the only URI SAN, and as the common name. Istio's agents send
 // an organisation with an empty value, which names nobody.
-func checkNames(req *x509.CertificateRequest, id trust.ID) error {
-	for _, attr := range req.Subject.Names {
-		if v, ok := attr.Value.(string); !ok || v != "" && v != id.String() {
-			return fmt.Errorf("the CSR's subject has %s=%.80q; leave the subject empty, the identity is %s", attr.Type, attr.Value, id)
+func checkNames(req *pkcs10.Request, id trust.ID) error {
+	for _, a := range req.Subject {
+		if len(a.Value) > 0 && (a.Tag != cbasn1.UTF8String && a.Tag != cbasn1.PrintableString && a.Tag != cbasn1.IA5String || string(a.Value) != id.String()) {
+			return fmt.Errorf("the CSR's subject has %s=%.80q; leave the subject empty, the identity is %s", dotted(a.OID), a.Value, id)
 		}
 	}
-	for _, e := range req.Extensions {
-		if e.Id.Equal(oidSAN) { // there is one at most, or it would not have parsed
-			return onlyURI(e.Value, id)
-		}
+	if req.SAN == nil {
+		return nil
 	}
-	return nil
+	return onlyURI(req.SAN, id)
+}
+
+// dotted writes an OID as people know it.
+func dotted(octets []byte) string {
+	b := cryptobyte.NewBuilder(nil)
+	b.AddASN1(cbasn1.OBJECT_IDENTIFIER, func(b *cryptobyte.Builder) { b.AddBytes(octets) })
+	var oid asn1.ObjectIdentifier
+	if in := cryptobyte.String(b.BytesOrPanic()); !in.ReadASN1ObjectIdentifier(&oid) {
+		return fmt.Sprintf("(%x)", octets)
+	}
+	return oid.String()
 }
 
 // onlyURI reads subject alternative names itself: crypto/x509 skips some types of names in silence, and what it returns

@@ -22,6 +22,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/chancery-project/chancery/ca"
+	"github.com/chancery-project/chancery/ca/tbs"
 	"github.com/chancery-project/chancery/trust"
 )
 
@@ -89,6 +90,21 @@ func changeCSR(t testing.TB, der []byte, change func(parts []asn1.RawValue)) []b
 	return out
 }
 
+// replaceAlgorithm says that a request was signed by way of another ECDSA algorithm.
+func replaceAlgorithm(t testing.TB, der []byte, last ...int) []byte {
+	t.Helper()
+	var w wireCSR
+	if _, err := asn1.Unmarshal(der, &w); err != nil {
+		t.Fatal(err)
+	}
+	w.Algorithm = pkix.AlgorithmIdentifier{Algorithm: append(asn1.ObjectIdentifier{1, 2, 840, 10045}, last...)}
+	out, err := asn1.Marshal(w)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
 // withKey puts another public key into a request.
 func withKey(t testing.TB, der []byte, pub crypto.PublicKey) []byte {
 	t.Helper()
@@ -106,7 +122,7 @@ func names(t testing.TB, in ...asn1.RawValue) []pkix.Extension {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return []pkix.Extension{{Id: oidSAN, Value: der}}
+	return []pkix.Extension{{Id: tbs.OIDSAN, Value: der}}
 }
 
 func name(tag int, value string) asn1.RawValue {
@@ -169,6 +185,10 @@ func csrCases(t testing.TB) []csrCase {
 		{"P-256", plain, codes.OK, "", ""},
 		{"P-384", makeCSR(t, "p384", x509.CertificateRequest{}), codes.OK, "", ""},
 		{"RSA-2048", makeCSR(t, "rsa2048", x509.CertificateRequest{}), codes.OK, "", ""},
+		{"RSA-PSS", makeCSR(t, "rsa2048", x509.CertificateRequest{SignatureAlgorithm: x509.SHA384WithRSAPSS}), codes.OK, "", ""},
+		{"P-256 with SHA-512", req(x509.CertificateRequest{SignatureAlgorithm: x509.ECDSAWithSHA512}), codes.OK, "", ""},
+		{"SHA-1", replaceAlgorithm(t, plain, 4, 1), bad, ReasonCSR, "ECDSA-SHA1 is not accepted"},
+		{"an algorithm of another kind of key", replaceAlgorithm(t, makeCSR(t, "rsa2048", x509.CertificateRequest{}), 4, 3, 2), bad, ReasonCSR, "does not prove possession"},
 
 		{"own ID as URI", req(x509.CertificateRequest{URIs: uris(t, webURI)}), codes.OK, "", ""},
 		{"Istio's agent: own ID and an empty organisation", req(x509.CertificateRequest{URIs: uris(t, webURI), Subject: pkix.Name{Organization: []string{""}}}), codes.OK, "", ""},

@@ -855,6 +855,780 @@ func (x *Authority) GetCertificate() []byte {
 	return nil
 }
 
+type GetStatusRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetStatusRequest) Reset() {
+	*x = GetStatusRequest{}
+	mi := &file_chancery_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetStatusRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetStatusRequest) ProtoMessage() {}
+
+func (x *GetStatusRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_chancery_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetStatusRequest.ProtoReflect.Descriptor instead.
+func (*GetStatusRequest) Descriptor() ([]byte, []int) {
+	return file_chancery_proto_rawDescGZIP(), []int{15}
+}
+
+type GetStatusResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The server's clock.
+	Time        *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=time,proto3" json:"time,omitempty"`
+	Started     *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=started,proto3" json:"started,omitempty"`
+	TrustDomain string                 `protobuf:"bytes,3,opt,name=trust_domain,json=trustDomain,proto3" json:"trust_domain,omitempty"`
+	// Why certificates cannot be issued; empty if they can.
+	NotReady string                      `protobuf:"bytes,4,opt,name=not_ready,json=notReady,proto3" json:"not_ready,omitempty"`
+	Document *GetStatusResponse_Document `protobuf:"bytes,5,opt,name=document,proto3" json:"document,omitempty"`
+	// Those of the trust domain, and the server's own.
+	Certificates []*GetStatusResponse_Certificate `protobuf:"bytes,6,rep,name=certificates,proto3" json:"certificates,omitempty"`
+	// Who renews the issuer: "server", "import" (an admin, since the root's key is kept elsewhere) or "files".
+	IssuerRenewedBy string `protobuf:"bytes,7,opt,name=issuer_renewed_by,json=issuerRenewedBy,proto3" json:"issuer_renewed_by,omitempty"`
+	// The longest lifetime of workload certificates.
+	MaxTtl   *durationpb.Duration         `protobuf:"bytes,8,opt,name=max_ttl,json=maxTtl,proto3" json:"max_ttl,omitempty"`
+	Keys     []*GetStatusResponse_Key     `protobuf:"bytes,9,rep,name=keys,proto3" json:"keys,omitempty"`
+	Outcomes []*GetStatusResponse_Outcome `protobuf:"bytes,10,rep,name=outcomes,proto3" json:"outcomes,omitempty"`
+	AuditLog *GetStatusResponse_AuditLog  `protobuf:"bytes,11,opt,name=audit_log,json=auditLog,proto3" json:"audit_log,omitempty"`
+	// Absent if there is none.
+	IssuanceLog *GetStatusResponse_IssuanceLog `protobuf:"bytes,12,opt,name=issuance_log,json=issuanceLog,proto3" json:"issuance_log,omitempty"`
+	Clusters    []*GetStatusResponse_Cluster   `protobuf:"bytes,13,rep,name=clusters,proto3" json:"clusters,omitempty"`
+	// Certificates could be issued once since the start.
+	WasReady      bool `protobuf:"varint,14,opt,name=was_ready,json=wasReady,proto3" json:"was_ready,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetStatusResponse) Reset() {
+	*x = GetStatusResponse{}
+	mi := &file_chancery_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetStatusResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetStatusResponse) ProtoMessage() {}
+
+func (x *GetStatusResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_chancery_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetStatusResponse.ProtoReflect.Descriptor instead.
+func (*GetStatusResponse) Descriptor() ([]byte, []int) {
+	return file_chancery_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *GetStatusResponse) GetTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Time
+	}
+	return nil
+}
+
+func (x *GetStatusResponse) GetStarted() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Started
+	}
+	return nil
+}
+
+func (x *GetStatusResponse) GetTrustDomain() string {
+	if x != nil {
+		return x.TrustDomain
+	}
+	return ""
+}
+
+func (x *GetStatusResponse) GetNotReady() string {
+	if x != nil {
+		return x.NotReady
+	}
+	return ""
+}
+
+func (x *GetStatusResponse) GetDocument() *GetStatusResponse_Document {
+	if x != nil {
+		return x.Document
+	}
+	return nil
+}
+
+func (x *GetStatusResponse) GetCertificates() []*GetStatusResponse_Certificate {
+	if x != nil {
+		return x.Certificates
+	}
+	return nil
+}
+
+func (x *GetStatusResponse) GetIssuerRenewedBy() string {
+	if x != nil {
+		return x.IssuerRenewedBy
+	}
+	return ""
+}
+
+func (x *GetStatusResponse) GetMaxTtl() *durationpb.Duration {
+	if x != nil {
+		return x.MaxTtl
+	}
+	return nil
+}
+
+func (x *GetStatusResponse) GetKeys() []*GetStatusResponse_Key {
+	if x != nil {
+		return x.Keys
+	}
+	return nil
+}
+
+func (x *GetStatusResponse) GetOutcomes() []*GetStatusResponse_Outcome {
+	if x != nil {
+		return x.Outcomes
+	}
+	return nil
+}
+
+func (x *GetStatusResponse) GetAuditLog() *GetStatusResponse_AuditLog {
+	if x != nil {
+		return x.AuditLog
+	}
+	return nil
+}
+
+func (x *GetStatusResponse) GetIssuanceLog() *GetStatusResponse_IssuanceLog {
+	if x != nil {
+		return x.IssuanceLog
+	}
+	return nil
+}
+
+func (x *GetStatusResponse) GetClusters() []*GetStatusResponse_Cluster {
+	if x != nil {
+		return x.Clusters
+	}
+	return nil
+}
+
+func (x *GetStatusResponse) GetWasReady() bool {
+	if x != nil {
+		return x.WasReady
+	}
+	return false
+}
+
+type GetStatusResponse_Document struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Version uint64                 `protobuf:"varint,1,opt,name=version,proto3" json:"version,omitempty"`
+	// Of the trust domain's bundle.
+	Generation uint64                   `protobuf:"varint,2,opt,name=generation,proto3" json:"generation,omitempty"`
+	Logs       []*GetStatusResponse_Log `protobuf:"bytes,3,rep,name=logs,proto3" json:"logs,omitempty"`
+	// When an issuer was requested whose certificate was not imported yet; absent if none was.
+	Requested     *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=requested,proto3" json:"requested,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetStatusResponse_Document) Reset() {
+	*x = GetStatusResponse_Document{}
+	mi := &file_chancery_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetStatusResponse_Document) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetStatusResponse_Document) ProtoMessage() {}
+
+func (x *GetStatusResponse_Document) ProtoReflect() protoreflect.Message {
+	mi := &file_chancery_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetStatusResponse_Document.ProtoReflect.Descriptor instead.
+func (*GetStatusResponse_Document) Descriptor() ([]byte, []int) {
+	return file_chancery_proto_rawDescGZIP(), []int{16, 0}
+}
+
+func (x *GetStatusResponse_Document) GetVersion() uint64 {
+	if x != nil {
+		return x.Version
+	}
+	return 0
+}
+
+func (x *GetStatusResponse_Document) GetGeneration() uint64 {
+	if x != nil {
+		return x.Generation
+	}
+	return 0
+}
+
+func (x *GetStatusResponse_Document) GetLogs() []*GetStatusResponse_Log {
+	if x != nil {
+		return x.Logs
+	}
+	return nil
+}
+
+func (x *GetStatusResponse_Document) GetRequested() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Requested
+	}
+	return nil
+}
+
+type GetStatusResponse_Log struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Id    uint32                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
+	// Public key of the issuance log; empty for a replica without one.
+	Key           string `protobuf:"bytes,2,opt,name=key,proto3" json:"key,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetStatusResponse_Log) Reset() {
+	*x = GetStatusResponse_Log{}
+	mi := &file_chancery_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetStatusResponse_Log) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetStatusResponse_Log) ProtoMessage() {}
+
+func (x *GetStatusResponse_Log) ProtoReflect() protoreflect.Message {
+	mi := &file_chancery_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetStatusResponse_Log.ProtoReflect.Descriptor instead.
+func (*GetStatusResponse_Log) Descriptor() ([]byte, []int) {
+	return file_chancery_proto_rawDescGZIP(), []int{16, 1}
+}
+
+func (x *GetStatusResponse_Log) GetId() uint32 {
+	if x != nil {
+		return x.Id
+	}
+	return 0
+}
+
+func (x *GetStatusResponse_Log) GetKey() string {
+	if x != nil {
+		return x.Key
+	}
+	return ""
+}
+
+type GetStatusResponse_Certificate struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// "root", "intermediate", "issuer" or "server".
+	Kind string `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"`
+	// As in Authority; "active" for what the document does not list.
+	State string `protobuf:"bytes,2,opt,name=state,proto3" json:"state,omitempty"`
+	// Whether it is part of the chain that signs now, or the server's own.
+	InUse bool `protobuf:"varint,3,opt,name=in_use,json=inUse,proto3" json:"in_use,omitempty"`
+	// DER.
+	Certificate   []byte `protobuf:"bytes,4,opt,name=certificate,proto3" json:"certificate,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetStatusResponse_Certificate) Reset() {
+	*x = GetStatusResponse_Certificate{}
+	mi := &file_chancery_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetStatusResponse_Certificate) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetStatusResponse_Certificate) ProtoMessage() {}
+
+func (x *GetStatusResponse_Certificate) ProtoReflect() protoreflect.Message {
+	mi := &file_chancery_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetStatusResponse_Certificate.ProtoReflect.Descriptor instead.
+func (*GetStatusResponse_Certificate) Descriptor() ([]byte, []int) {
+	return file_chancery_proto_rawDescGZIP(), []int{16, 2}
+}
+
+func (x *GetStatusResponse_Certificate) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *GetStatusResponse_Certificate) GetState() string {
+	if x != nil {
+		return x.State
+	}
+	return ""
+}
+
+func (x *GetStatusResponse_Certificate) GetInUse() bool {
+	if x != nil {
+		return x.InUse
+	}
+	return false
+}
+
+func (x *GetStatusResponse_Certificate) GetCertificate() []byte {
+	if x != nil {
+		return x.Certificate
+	}
+	return nil
+}
+
+type GetStatusResponse_Key struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// "issuer ID" or "root ID".
+	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// "state", "issuer files", or the kind of its key store, such as "file" or "pkcs11".
+	Store string `protobuf:"bytes,2,opt,name=store,proto3" json:"store,omitempty"`
+	// When it was last checked, and how long its signature took; absent before the first check.
+	Checked *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=checked,proto3" json:"checked,omitempty"`
+	Took    *durationpb.Duration   `protobuf:"bytes,4,opt,name=took,proto3" json:"took,omitempty"`
+	// When a check began that is still under way.
+	Waiting *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=waiting,proto3" json:"waiting,omitempty"`
+	// Why it does not sign; empty if it does.
+	Error         string `protobuf:"bytes,6,opt,name=error,proto3" json:"error,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetStatusResponse_Key) Reset() {
+	*x = GetStatusResponse_Key{}
+	mi := &file_chancery_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetStatusResponse_Key) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetStatusResponse_Key) ProtoMessage() {}
+
+func (x *GetStatusResponse_Key) ProtoReflect() protoreflect.Message {
+	mi := &file_chancery_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetStatusResponse_Key.ProtoReflect.Descriptor instead.
+func (*GetStatusResponse_Key) Descriptor() ([]byte, []int) {
+	return file_chancery_proto_rawDescGZIP(), []int{16, 3}
+}
+
+func (x *GetStatusResponse_Key) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *GetStatusResponse_Key) GetStore() string {
+	if x != nil {
+		return x.Store
+	}
+	return ""
+}
+
+func (x *GetStatusResponse_Key) GetChecked() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Checked
+	}
+	return nil
+}
+
+func (x *GetStatusResponse_Key) GetTook() *durationpb.Duration {
+	if x != nil {
+		return x.Took
+	}
+	return nil
+}
+
+func (x *GetStatusResponse_Key) GetWaiting() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Waiting
+	}
+	return nil
+}
+
+func (x *GetStatusResponse_Key) GetError() string {
+	if x != nil {
+		return x.Error
+	}
+	return ""
+}
+
+// Outcome counts how requests ended. The last minute and hour are exact to a second and a minute.
+type GetStatusResponse_Outcome struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// "ok", or a reason as in Refusal.
+	Outcome string `protobuf:"bytes,1,opt,name=outcome,proto3" json:"outcome,omitempty"`
+	Minute  uint64 `protobuf:"varint,2,opt,name=minute,proto3" json:"minute,omitempty"`
+	Hour    uint64 `protobuf:"varint,3,opt,name=hour,proto3" json:"hour,omitempty"`
+	// Since the start.
+	Total         uint64 `protobuf:"varint,4,opt,name=total,proto3" json:"total,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetStatusResponse_Outcome) Reset() {
+	*x = GetStatusResponse_Outcome{}
+	mi := &file_chancery_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetStatusResponse_Outcome) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetStatusResponse_Outcome) ProtoMessage() {}
+
+func (x *GetStatusResponse_Outcome) ProtoReflect() protoreflect.Message {
+	mi := &file_chancery_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetStatusResponse_Outcome.ProtoReflect.Descriptor instead.
+func (*GetStatusResponse_Outcome) Descriptor() ([]byte, []int) {
+	return file_chancery_proto_rawDescGZIP(), []int{16, 4}
+}
+
+func (x *GetStatusResponse_Outcome) GetOutcome() string {
+	if x != nil {
+		return x.Outcome
+	}
+	return ""
+}
+
+func (x *GetStatusResponse_Outcome) GetMinute() uint64 {
+	if x != nil {
+		return x.Minute
+	}
+	return 0
+}
+
+func (x *GetStatusResponse_Outcome) GetHour() uint64 {
+	if x != nil {
+		return x.Hour
+	}
+	return 0
+}
+
+func (x *GetStatusResponse_Outcome) GetTotal() uint64 {
+	if x != nil {
+		return x.Total
+	}
+	return 0
+}
+
+type GetStatusResponse_AuditLog struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Path  string                 `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
+	Size  int64                  `protobuf:"varint,2,opt,name=size,proto3" json:"size,omitempty"`
+	// Why it cannot be written; empty if it can.
+	Error string `protobuf:"bytes,3,opt,name=error,proto3" json:"error,omitempty"`
+	// The file at path is another one than the server writes to.
+	Moved         bool `protobuf:"varint,4,opt,name=moved,proto3" json:"moved,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetStatusResponse_AuditLog) Reset() {
+	*x = GetStatusResponse_AuditLog{}
+	mi := &file_chancery_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetStatusResponse_AuditLog) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetStatusResponse_AuditLog) ProtoMessage() {}
+
+func (x *GetStatusResponse_AuditLog) ProtoReflect() protoreflect.Message {
+	mi := &file_chancery_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetStatusResponse_AuditLog.ProtoReflect.Descriptor instead.
+func (*GetStatusResponse_AuditLog) Descriptor() ([]byte, []int) {
+	return file_chancery_proto_rawDescGZIP(), []int{16, 5}
+}
+
+func (x *GetStatusResponse_AuditLog) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+func (x *GetStatusResponse_AuditLog) GetSize() int64 {
+	if x != nil {
+		return x.Size
+	}
+	return 0
+}
+
+func (x *GetStatusResponse_AuditLog) GetError() string {
+	if x != nil {
+		return x.Error
+	}
+	return ""
+}
+
+func (x *GetStatusResponse_AuditLog) GetMoved() bool {
+	if x != nil {
+		return x.Moved
+	}
+	return false
+}
+
+type GetStatusResponse_IssuanceLog struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Dir   string                 `protobuf:"bytes,1,opt,name=dir,proto3" json:"dir,omitempty"`
+	// Entries, of which so many are under the last checkpoint.
+	Size           int64                  `protobuf:"varint,2,opt,name=size,proto3" json:"size,omitempty"`
+	CheckpointSize int64                  `protobuf:"varint,3,opt,name=checkpoint_size,json=checkpointSize,proto3" json:"checkpoint_size,omitempty"`
+	Checkpoint     *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=checkpoint,proto3" json:"checkpoint,omitempty"`
+	// When all entries were last under a checkpoint.
+	Sequenced *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=sequenced,proto3" json:"sequenced,omitempty"`
+	// Why entries cannot be written; empty if they can.
+	Error string `protobuf:"bytes,6,opt,name=error,proto3" json:"error,omitempty"`
+	// Why the last checkpoint could not be made.
+	CheckpointError string `protobuf:"bytes,7,opt,name=checkpoint_error,json=checkpointError,proto3" json:"checkpoint_error,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
+}
+
+func (x *GetStatusResponse_IssuanceLog) Reset() {
+	*x = GetStatusResponse_IssuanceLog{}
+	mi := &file_chancery_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetStatusResponse_IssuanceLog) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetStatusResponse_IssuanceLog) ProtoMessage() {}
+
+func (x *GetStatusResponse_IssuanceLog) ProtoReflect() protoreflect.Message {
+	mi := &file_chancery_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetStatusResponse_IssuanceLog.ProtoReflect.Descriptor instead.
+func (*GetStatusResponse_IssuanceLog) Descriptor() ([]byte, []int) {
+	return file_chancery_proto_rawDescGZIP(), []int{16, 6}
+}
+
+func (x *GetStatusResponse_IssuanceLog) GetDir() string {
+	if x != nil {
+		return x.Dir
+	}
+	return ""
+}
+
+func (x *GetStatusResponse_IssuanceLog) GetSize() int64 {
+	if x != nil {
+		return x.Size
+	}
+	return 0
+}
+
+func (x *GetStatusResponse_IssuanceLog) GetCheckpointSize() int64 {
+	if x != nil {
+		return x.CheckpointSize
+	}
+	return 0
+}
+
+func (x *GetStatusResponse_IssuanceLog) GetCheckpoint() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Checkpoint
+	}
+	return nil
+}
+
+func (x *GetStatusResponse_IssuanceLog) GetSequenced() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Sequenced
+	}
+	return nil
+}
+
+func (x *GetStatusResponse_IssuanceLog) GetError() string {
+	if x != nil {
+		return x.Error
+	}
+	return ""
+}
+
+func (x *GetStatusResponse_IssuanceLog) GetCheckpointError() string {
+	if x != nil {
+		return x.CheckpointError
+	}
+	return ""
+}
+
+type GetStatusResponse_Cluster struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// Why its tokens cannot be verified, or its pods are not known; empty if all is well.
+	NotReady string `protobuf:"bytes,2,opt,name=not_ready,json=notReady,proto3" json:"not_ready,omitempty"`
+	// It was ready once since the start.
+	WasReady      bool `protobuf:"varint,3,opt,name=was_ready,json=wasReady,proto3" json:"was_ready,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetStatusResponse_Cluster) Reset() {
+	*x = GetStatusResponse_Cluster{}
+	mi := &file_chancery_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetStatusResponse_Cluster) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetStatusResponse_Cluster) ProtoMessage() {}
+
+func (x *GetStatusResponse_Cluster) ProtoReflect() protoreflect.Message {
+	mi := &file_chancery_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetStatusResponse_Cluster.ProtoReflect.Descriptor instead.
+func (*GetStatusResponse_Cluster) Descriptor() ([]byte, []int) {
+	return file_chancery_proto_rawDescGZIP(), []int{16, 7}
+}
+
+func (x *GetStatusResponse_Cluster) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *GetStatusResponse_Cluster) GetNotReady() string {
+	if x != nil {
+		return x.NotReady
+	}
+	return ""
+}
+
+func (x *GetStatusResponse_Cluster) GetWasReady() bool {
+	if x != nil {
+		return x.WasReady
+	}
+	return false
+}
+
 var File_chancery_proto protoreflect.FileDescriptor
 
 const file_chancery_proto_rawDesc = "" +
@@ -912,13 +1686,77 @@ const file_chancery_proto_rawDesc = "" +
 	"\n" +
 	"generation\x18\x04 \x01(\x04R\n" +
 	"generation\x12 \n" +
-	"\vcertificate\x18\x05 \x01(\fR\vcertificate2J\n" +
+	"\vcertificate\x18\x05 \x01(\fR\vcertificate\"\x12\n" +
+	"\x10GetStatusRequest\"\x8d\x0f\n" +
+	"\x11GetStatusResponse\x12.\n" +
+	"\x04time\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x124\n" +
+	"\astarted\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\astarted\x12!\n" +
+	"\ftrust_domain\x18\x03 \x01(\tR\vtrustDomain\x12\x1b\n" +
+	"\tnot_ready\x18\x04 \x01(\tR\bnotReady\x12C\n" +
+	"\bdocument\x18\x05 \x01(\v2'.chancery.v1.GetStatusResponse.DocumentR\bdocument\x12N\n" +
+	"\fcertificates\x18\x06 \x03(\v2*.chancery.v1.GetStatusResponse.CertificateR\fcertificates\x12*\n" +
+	"\x11issuer_renewed_by\x18\a \x01(\tR\x0fissuerRenewedBy\x122\n" +
+	"\amax_ttl\x18\b \x01(\v2\x19.google.protobuf.DurationR\x06maxTtl\x126\n" +
+	"\x04keys\x18\t \x03(\v2\".chancery.v1.GetStatusResponse.KeyR\x04keys\x12B\n" +
+	"\boutcomes\x18\n" +
+	" \x03(\v2&.chancery.v1.GetStatusResponse.OutcomeR\boutcomes\x12D\n" +
+	"\taudit_log\x18\v \x01(\v2'.chancery.v1.GetStatusResponse.AuditLogR\bauditLog\x12M\n" +
+	"\fissuance_log\x18\f \x01(\v2*.chancery.v1.GetStatusResponse.IssuanceLogR\vissuanceLog\x12B\n" +
+	"\bclusters\x18\r \x03(\v2&.chancery.v1.GetStatusResponse.ClusterR\bclusters\x12\x1b\n" +
+	"\twas_ready\x18\x0e \x01(\bR\bwasReady\x1a\xb6\x01\n" +
+	"\bDocument\x12\x18\n" +
+	"\aversion\x18\x01 \x01(\x04R\aversion\x12\x1e\n" +
+	"\n" +
+	"generation\x18\x02 \x01(\x04R\n" +
+	"generation\x126\n" +
+	"\x04logs\x18\x03 \x03(\v2\".chancery.v1.GetStatusResponse.LogR\x04logs\x128\n" +
+	"\trequested\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\trequested\x1a'\n" +
+	"\x03Log\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\rR\x02id\x12\x10\n" +
+	"\x03key\x18\x02 \x01(\tR\x03key\x1ap\n" +
+	"\vCertificate\x12\x12\n" +
+	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x14\n" +
+	"\x05state\x18\x02 \x01(\tR\x05state\x12\x15\n" +
+	"\x06in_use\x18\x03 \x01(\bR\x05inUse\x12 \n" +
+	"\vcertificate\x18\x04 \x01(\fR\vcertificate\x1a\xe0\x01\n" +
+	"\x03Key\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
+	"\x05store\x18\x02 \x01(\tR\x05store\x124\n" +
+	"\achecked\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\achecked\x12-\n" +
+	"\x04took\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\x04took\x124\n" +
+	"\awaiting\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\awaiting\x12\x14\n" +
+	"\x05error\x18\x06 \x01(\tR\x05error\x1ae\n" +
+	"\aOutcome\x12\x18\n" +
+	"\aoutcome\x18\x01 \x01(\tR\aoutcome\x12\x16\n" +
+	"\x06minute\x18\x02 \x01(\x04R\x06minute\x12\x12\n" +
+	"\x04hour\x18\x03 \x01(\x04R\x04hour\x12\x14\n" +
+	"\x05total\x18\x04 \x01(\x04R\x05total\x1a^\n" +
+	"\bAuditLog\x12\x12\n" +
+	"\x04path\x18\x01 \x01(\tR\x04path\x12\x12\n" +
+	"\x04size\x18\x02 \x01(\x03R\x04size\x12\x14\n" +
+	"\x05error\x18\x03 \x01(\tR\x05error\x12\x14\n" +
+	"\x05moved\x18\x04 \x01(\bR\x05moved\x1a\x93\x02\n" +
+	"\vIssuanceLog\x12\x10\n" +
+	"\x03dir\x18\x01 \x01(\tR\x03dir\x12\x12\n" +
+	"\x04size\x18\x02 \x01(\x03R\x04size\x12'\n" +
+	"\x0fcheckpoint_size\x18\x03 \x01(\x03R\x0echeckpointSize\x12:\n" +
+	"\n" +
+	"checkpoint\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
+	"checkpoint\x128\n" +
+	"\tsequenced\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\tsequenced\x12\x14\n" +
+	"\x05error\x18\x06 \x01(\tR\x05error\x12)\n" +
+	"\x10checkpoint_error\x18\a \x01(\tR\x0fcheckpointError\x1aW\n" +
+	"\aCluster\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1b\n" +
+	"\tnot_ready\x18\x02 \x01(\tR\bnotReady\x12\x1b\n" +
+	"\twas_ready\x18\x03 \x01(\bR\bwasReady2J\n" +
 	"\bIssuance\x12>\n" +
-	"\x05Issue\x12\x19.chancery.v1.IssueRequest\x1a\x1a.chancery.v1.IssueResponse2\x8f\x02\n" +
+	"\x05Issue\x12\x19.chancery.v1.IssueRequest\x1a\x1a.chancery.v1.IssueResponse2\xdb\x02\n" +
 	"\x05Admin\x12Y\n" +
 	"\x0eGetAuthorities\x12\".chancery.v1.GetAuthoritiesRequest\x1a#.chancery.v1.GetAuthoritiesResponse\x12V\n" +
 	"\rRequestIssuer\x12!.chancery.v1.RequestIssuerRequest\x1a\".chancery.v1.RequestIssuerResponse\x12S\n" +
-	"\fImportIssuer\x12 .chancery.v1.ImportIssuerRequest\x1a!.chancery.v1.ImportIssuerResponseB5Z3github.com/chancery-project/chancery/api/chanceryv1b\x06proto3"
+	"\fImportIssuer\x12 .chancery.v1.ImportIssuerRequest\x1a!.chancery.v1.ImportIssuerResponse\x12J\n" +
+	"\tGetStatus\x12\x1d.chancery.v1.GetStatusRequest\x1a\x1e.chancery.v1.GetStatusResponseB5Z3github.com/chancery-project/chancery/api/chanceryv1b\x06proto3"
 
 var (
 	file_chancery_proto_rawDescOnce sync.Once
@@ -932,50 +1770,79 @@ func file_chancery_proto_rawDescGZIP() []byte {
 	return file_chancery_proto_rawDescData
 }
 
-var file_chancery_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
+var file_chancery_proto_msgTypes = make([]protoimpl.MessageInfo, 25)
 var file_chancery_proto_goTypes = []any{
-	(*IssueRequest)(nil),           // 0: chancery.v1.IssueRequest
-	(*CertificateRequest)(nil),     // 1: chancery.v1.CertificateRequest
-	(*IssueResponse)(nil),          // 2: chancery.v1.IssueResponse
-	(*Result)(nil),                 // 3: chancery.v1.Result
-	(*Refusal)(nil),                // 4: chancery.v1.Refusal
-	(*Certificate)(nil),            // 5: chancery.v1.Certificate
-	(*Bundle)(nil),                 // 6: chancery.v1.Bundle
-	(*RequestIssuerRequest)(nil),   // 7: chancery.v1.RequestIssuerRequest
-	(*RequestIssuerResponse)(nil),  // 8: chancery.v1.RequestIssuerResponse
-	(*ImportIssuerRequest)(nil),    // 9: chancery.v1.ImportIssuerRequest
-	(*ImportIssuerResponse)(nil),   // 10: chancery.v1.ImportIssuerResponse
-	(*GetAuthoritiesRequest)(nil),  // 11: chancery.v1.GetAuthoritiesRequest
-	(*GetAuthoritiesResponse)(nil), // 12: chancery.v1.GetAuthoritiesResponse
-	(*DomainAuthorities)(nil),      // 13: chancery.v1.DomainAuthorities
-	(*Authority)(nil),              // 14: chancery.v1.Authority
-	(*durationpb.Duration)(nil),    // 15: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil),  // 16: google.protobuf.Timestamp
+	(*IssueRequest)(nil),                  // 0: chancery.v1.IssueRequest
+	(*CertificateRequest)(nil),            // 1: chancery.v1.CertificateRequest
+	(*IssueResponse)(nil),                 // 2: chancery.v1.IssueResponse
+	(*Result)(nil),                        // 3: chancery.v1.Result
+	(*Refusal)(nil),                       // 4: chancery.v1.Refusal
+	(*Certificate)(nil),                   // 5: chancery.v1.Certificate
+	(*Bundle)(nil),                        // 6: chancery.v1.Bundle
+	(*RequestIssuerRequest)(nil),          // 7: chancery.v1.RequestIssuerRequest
+	(*RequestIssuerResponse)(nil),         // 8: chancery.v1.RequestIssuerResponse
+	(*ImportIssuerRequest)(nil),           // 9: chancery.v1.ImportIssuerRequest
+	(*ImportIssuerResponse)(nil),          // 10: chancery.v1.ImportIssuerResponse
+	(*GetAuthoritiesRequest)(nil),         // 11: chancery.v1.GetAuthoritiesRequest
+	(*GetAuthoritiesResponse)(nil),        // 12: chancery.v1.GetAuthoritiesResponse
+	(*DomainAuthorities)(nil),             // 13: chancery.v1.DomainAuthorities
+	(*Authority)(nil),                     // 14: chancery.v1.Authority
+	(*GetStatusRequest)(nil),              // 15: chancery.v1.GetStatusRequest
+	(*GetStatusResponse)(nil),             // 16: chancery.v1.GetStatusResponse
+	(*GetStatusResponse_Document)(nil),    // 17: chancery.v1.GetStatusResponse.Document
+	(*GetStatusResponse_Log)(nil),         // 18: chancery.v1.GetStatusResponse.Log
+	(*GetStatusResponse_Certificate)(nil), // 19: chancery.v1.GetStatusResponse.Certificate
+	(*GetStatusResponse_Key)(nil),         // 20: chancery.v1.GetStatusResponse.Key
+	(*GetStatusResponse_Outcome)(nil),     // 21: chancery.v1.GetStatusResponse.Outcome
+	(*GetStatusResponse_AuditLog)(nil),    // 22: chancery.v1.GetStatusResponse.AuditLog
+	(*GetStatusResponse_IssuanceLog)(nil), // 23: chancery.v1.GetStatusResponse.IssuanceLog
+	(*GetStatusResponse_Cluster)(nil),     // 24: chancery.v1.GetStatusResponse.Cluster
+	(*durationpb.Duration)(nil),           // 25: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil),         // 26: google.protobuf.Timestamp
 }
 var file_chancery_proto_depIdxs = []int32{
 	1,  // 0: chancery.v1.IssueRequest.requests:type_name -> chancery.v1.CertificateRequest
-	15, // 1: chancery.v1.CertificateRequest.lifetime:type_name -> google.protobuf.Duration
+	25, // 1: chancery.v1.CertificateRequest.lifetime:type_name -> google.protobuf.Duration
 	3,  // 2: chancery.v1.IssueResponse.results:type_name -> chancery.v1.Result
 	6,  // 3: chancery.v1.IssueResponse.bundle:type_name -> chancery.v1.Bundle
 	5,  // 4: chancery.v1.Result.certificate:type_name -> chancery.v1.Certificate
 	4,  // 5: chancery.v1.Result.refusal:type_name -> chancery.v1.Refusal
-	15, // 6: chancery.v1.Refusal.retry_after:type_name -> google.protobuf.Duration
-	16, // 7: chancery.v1.Certificate.not_after:type_name -> google.protobuf.Timestamp
+	25, // 6: chancery.v1.Refusal.retry_after:type_name -> google.protobuf.Duration
+	26, // 7: chancery.v1.Certificate.not_after:type_name -> google.protobuf.Timestamp
 	13, // 8: chancery.v1.GetAuthoritiesResponse.domains:type_name -> chancery.v1.DomainAuthorities
 	14, // 9: chancery.v1.DomainAuthorities.authorities:type_name -> chancery.v1.Authority
-	0,  // 10: chancery.v1.Issuance.Issue:input_type -> chancery.v1.IssueRequest
-	11, // 11: chancery.v1.Admin.GetAuthorities:input_type -> chancery.v1.GetAuthoritiesRequest
-	7,  // 12: chancery.v1.Admin.RequestIssuer:input_type -> chancery.v1.RequestIssuerRequest
-	9,  // 13: chancery.v1.Admin.ImportIssuer:input_type -> chancery.v1.ImportIssuerRequest
-	2,  // 14: chancery.v1.Issuance.Issue:output_type -> chancery.v1.IssueResponse
-	12, // 15: chancery.v1.Admin.GetAuthorities:output_type -> chancery.v1.GetAuthoritiesResponse
-	8,  // 16: chancery.v1.Admin.RequestIssuer:output_type -> chancery.v1.RequestIssuerResponse
-	10, // 17: chancery.v1.Admin.ImportIssuer:output_type -> chancery.v1.ImportIssuerResponse
-	14, // [14:18] is the sub-list for method output_type
-	10, // [10:14] is the sub-list for method input_type
-	10, // [10:10] is the sub-list for extension type_name
-	10, // [10:10] is the sub-list for extension extendee
-	0,  // [0:10] is the sub-list for field type_name
+	26, // 10: chancery.v1.GetStatusResponse.time:type_name -> google.protobuf.Timestamp
+	26, // 11: chancery.v1.GetStatusResponse.started:type_name -> google.protobuf.Timestamp
+	17, // 12: chancery.v1.GetStatusResponse.document:type_name -> chancery.v1.GetStatusResponse.Document
+	19, // 13: chancery.v1.GetStatusResponse.certificates:type_name -> chancery.v1.GetStatusResponse.Certificate
+	25, // 14: chancery.v1.GetStatusResponse.max_ttl:type_name -> google.protobuf.Duration
+	20, // 15: chancery.v1.GetStatusResponse.keys:type_name -> chancery.v1.GetStatusResponse.Key
+	21, // 16: chancery.v1.GetStatusResponse.outcomes:type_name -> chancery.v1.GetStatusResponse.Outcome
+	22, // 17: chancery.v1.GetStatusResponse.audit_log:type_name -> chancery.v1.GetStatusResponse.AuditLog
+	23, // 18: chancery.v1.GetStatusResponse.issuance_log:type_name -> chancery.v1.GetStatusResponse.IssuanceLog
+	24, // 19: chancery.v1.GetStatusResponse.clusters:type_name -> chancery.v1.GetStatusResponse.Cluster
+	18, // 20: chancery.v1.GetStatusResponse.Document.logs:type_name -> chancery.v1.GetStatusResponse.Log
+	26, // 21: chancery.v1.GetStatusResponse.Document.requested:type_name -> google.protobuf.Timestamp
+	26, // 22: chancery.v1.GetStatusResponse.Key.checked:type_name -> google.protobuf.Timestamp
+	25, // 23: chancery.v1.GetStatusResponse.Key.took:type_name -> google.protobuf.Duration
+	26, // 24: chancery.v1.GetStatusResponse.Key.waiting:type_name -> google.protobuf.Timestamp
+	26, // 25: chancery.v1.GetStatusResponse.IssuanceLog.checkpoint:type_name -> google.protobuf.Timestamp
+	26, // 26: chancery.v1.GetStatusResponse.IssuanceLog.sequenced:type_name -> google.protobuf.Timestamp
+	0,  // 27: chancery.v1.Issuance.Issue:input_type -> chancery.v1.IssueRequest
+	11, // 28: chancery.v1.Admin.GetAuthorities:input_type -> chancery.v1.GetAuthoritiesRequest
+	7,  // 29: chancery.v1.Admin.RequestIssuer:input_type -> chancery.v1.RequestIssuerRequest
+	9,  // 30: chancery.v1.Admin.ImportIssuer:input_type -> chancery.v1.ImportIssuerRequest
+	15, // 31: chancery.v1.Admin.GetStatus:input_type -> chancery.v1.GetStatusRequest
+	2,  // 32: chancery.v1.Issuance.Issue:output_type -> chancery.v1.IssueResponse
+	12, // 33: chancery.v1.Admin.GetAuthorities:output_type -> chancery.v1.GetAuthoritiesResponse
+	8,  // 34: chancery.v1.Admin.RequestIssuer:output_type -> chancery.v1.RequestIssuerResponse
+	10, // 35: chancery.v1.Admin.ImportIssuer:output_type -> chancery.v1.ImportIssuerResponse
+	16, // 36: chancery.v1.Admin.GetStatus:output_type -> chancery.v1.GetStatusResponse
+	32, // [32:37] is the sub-list for method output_type
+	27, // [27:32] is the sub-list for method input_type
+	27, // [27:27] is the sub-list for extension type_name
+	27, // [27:27] is the sub-list for extension extendee
+	0,  // [0:27] is the sub-list for field type_name
 }
 
 func init() { file_chancery_proto_init() }
@@ -993,7 +1860,7 @@ func file_chancery_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_chancery_proto_rawDesc), len(file_chancery_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   15,
+			NumMessages:   25,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

@@ -136,6 +136,7 @@ const (
 	Admin_GetAuthorities_FullMethodName = "/chancery.v1.Admin/GetAuthorities"
 	Admin_RequestIssuer_FullMethodName  = "/chancery.v1.Admin/RequestIssuer"
 	Admin_ImportIssuer_FullMethodName   = "/chancery.v1.Admin/ImportIssuer"
+	Admin_GetStatus_FullMethodName      = "/chancery.v1.Admin/GetStatus"
 )
 
 // AdminClient is the client API for Admin service.
@@ -151,6 +152,8 @@ type AdminClient interface {
 	RequestIssuer(ctx context.Context, in *RequestIssuerRequest, opts ...grpc.CallOption) (*RequestIssuerResponse, error)
 	// ImportIssuer takes the certificate that a request was answered with into use. One that fails a check changes nothing.
 	ImportIssuer(ctx context.Context, in *ImportIssuerRequest, opts ...grpc.CallOption) (*ImportIssuerResponse, error)
+	// GetStatus returns what the server knows of its own health. It judges nothing: see `chancery status`.
+	GetStatus(ctx context.Context, in *GetStatusRequest, opts ...grpc.CallOption) (*GetStatusResponse, error)
 }
 
 type adminClient struct {
@@ -191,6 +194,16 @@ func (c *adminClient) ImportIssuer(ctx context.Context, in *ImportIssuerRequest,
 	return out, nil
 }
 
+func (c *adminClient) GetStatus(ctx context.Context, in *GetStatusRequest, opts ...grpc.CallOption) (*GetStatusResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(GetStatusResponse)
+	err := c.cc.Invoke(ctx, Admin_GetStatus_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // AdminServer is the server API for Admin service.
 // All implementations must embed UnimplementedAdminServer
 // for forward compatibility.
@@ -204,6 +217,8 @@ type AdminServer interface {
 	RequestIssuer(context.Context, *RequestIssuerRequest) (*RequestIssuerResponse, error)
 	// ImportIssuer takes the certificate that a request was answered with into use. One that fails a check changes nothing.
 	ImportIssuer(context.Context, *ImportIssuerRequest) (*ImportIssuerResponse, error)
+	// GetStatus returns what the server knows of its own health. It judges nothing: see `chancery status`.
+	GetStatus(context.Context, *GetStatusRequest) (*GetStatusResponse, error)
 	mustEmbedUnimplementedAdminServer()
 }
 
@@ -222,6 +237,9 @@ func (UnimplementedAdminServer) RequestIssuer(context.Context, *RequestIssuerReq
 }
 func (UnimplementedAdminServer) ImportIssuer(context.Context, *ImportIssuerRequest) (*ImportIssuerResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ImportIssuer not implemented")
+}
+func (UnimplementedAdminServer) GetStatus(context.Context, *GetStatusRequest) (*GetStatusResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method GetStatus not implemented")
 }
 func (UnimplementedAdminServer) mustEmbedUnimplementedAdminServer() {}
 func (UnimplementedAdminServer) testEmbeddedByValue()               {}
@@ -298,6 +316,24 @@ func _Admin_ImportIssuer_Handler(srv interface{}, ctx context.Context, dec func(
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Admin_GetStatus_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GetStatusRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).GetStatus(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_GetStatus_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).GetStatus(ctx, req.(*GetStatusRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Admin_ServiceDesc is the grpc.ServiceDesc for Admin service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -316,6 +352,10 @@ var Admin_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ImportIssuer",
 			Handler:    _Admin_ImportIssuer_Handler,
+		},
+		{
+			MethodName: "GetStatus",
+			Handler:    _Admin_GetStatus_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},

@@ -15,6 +15,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"sync"
@@ -278,6 +279,24 @@ func (l *Log) Err() error {
 		return fmt.Errorf("writing audit log %s: the disk has not answered for %s", l.path, time.Since(l.begun).Round(time.Second))
 	}
 	return l.failed
+}
+
+// Moved reports whether the file at the log's path is not the one that lines are written to, as after a tool has moved
+// it away and did not have it reopened. While a write is under way it is not known, and the answer is no.
+func (l *Log) Moved() bool {
+	if !l.io.TryLock() {
+		return false
+	}
+	defer l.io.Unlock()
+	if l.file == nil {
+		return false // the next commit opens the path
+	}
+	ours, err := l.file.Stat()
+	if err != nil {
+		return false
+	}
+	there, err := os.Stat(l.path)
+	return errors.Is(err, fs.ErrNotExist) || err == nil && !os.SameFile(ours, there)
 }
 
 // Reopen makes the next commit open the path again, after a tool like logrotate has moved the file away.

@@ -220,3 +220,30 @@ func BenchmarkAppendParallel16(b *testing.B) {
 		}
 	})
 }
+
+func TestMovedIsNoticed(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "audit.jsonl")
+	l := open(t, path)
+	if l.Moved() {
+		t.Error("a log that lies where it should counts as moved")
+	}
+	if err := os.Rename(path, path+".1"); err != nil {
+		t.Fatal(err)
+	}
+	if !l.Moved() {
+		t.Error("its file is away, and nobody notices")
+	}
+	if err := os.WriteFile(path, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if !l.Moved() {
+		t.Error("another file lies in its place, and nobody notices")
+	}
+	l.Reopen()
+	if err := l.Append(Record{Event: Admin}); err != nil {
+		t.Fatal(err)
+	}
+	if l.Moved() {
+		t.Error("it still counts as moved after it was reopened")
+	}
+}

@@ -225,6 +225,9 @@ func (a *Keeper) Issuer() (*ca.Issuer, error) {
 	return i, nil
 }
 
+// InUse returns the issuer of the moment, also one that has ended, for who looks after it. Nil if there is none yet.
+func (a *Keeper) InUse() *ca.Issuer { return a.issuer.Load() }
+
 // Document returns the document in use. Callers must not change it.
 func (a *Keeper) Document() *Document { return a.snapshot.Load() }
 

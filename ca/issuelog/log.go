@@ -36,7 +36,7 @@ type Log struct {
 	lock   *os.File // held as long as the log is open
 	logger *slog.Logger
 
-	mu           sync.Mutex  // guards all up to spare; held while writing to a journal
+	mu           sync.Mutex  // guards all up to progress; held while writing to a journal
 	journals     [2]*os.File // the first takes entries, those of the second go into the tree
 	bytes        [2]int64    // in each
 	next         int64       // index of the next entry
@@ -44,6 +44,7 @@ type Log struct {
 	closed       bool
 	spare        []byte
 	sequenceFail error // of the last sequence
+	progress     Progress
 
 	sequencing sync.Mutex  // guards tree; held while entries go into it. Taken before mu.
 	tree       *tiles.Tree // as of the checkpoint on disk
@@ -86,7 +87,13 @@ func openWith(c Config, fault func(string, string) (int, error)) (_ *Log, err er
 	if err := unix.Flock(int(l.lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		return nil, fmt.Errorf("another process writes to it (%w)", err)
 	}
-	return l, l.Sequence()
+	if err := l.Sequence(); err != nil {
+		return l, err
+	}
+	if info, err := os.Stat(l.disk.path(CheckpointFile)); err == nil {
+		l.progress.Checkpoint = info.ModTime() // it may be one of before the start
+	}
+	return l, nil
 }
 
 func publicOf(seed []byte) ed25519.PublicKey {
@@ -193,8 +200,11 @@ func (l *Log) Sequence() error {
 	defer l.sequencing.Unlock()
 	err := l.sequence()
 	l.mu.Lock()
+	defer l.mu.Unlock()
 	l.sequenceFail = err
-	l.mu.Unlock()
+	if err == nil && !l.closed {
+		l.progress.note(l.tree.Size, time.Now())
+	}
 	return err
 }
 

@@ -5,6 +5,8 @@ import (
 	"crypto"
 	"fmt"
 	"log/slog"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -46,8 +48,10 @@ type Health struct {
 // verdict is what is known of a key.
 type verdict struct {
 	running time.Time // when the check that is under way began; zero if none is
-	err     error     // of the last check
-	logged  string    // the error that was logged last
+	checked time.Time // when the last check ended; zero before
+	took    time.Duration
+	err     error  // of the last check
+	logged  string // the error that was logged last
 }
 
 // NewHealth registers the metrics.
@@ -73,6 +77,27 @@ func (h *Health) Err(name string) error {
 		return fmt.Errorf("key of %s: %w", name, v.err)
 	}
 	return nil
+}
+
+// Verdict is what is known of a key.
+type Verdict struct {
+	Name    string
+	Checked time.Time     // when the last check ended; zero before the first
+	Took    time.Duration // of its signature
+	Waiting time.Time     // when the check that is under way began; zero if none is
+	Err     error         // why the key does not sign
+}
+
+// Verdicts returns what is known of each key, by name.
+func (h *Health) Verdicts() []Verdict {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	var out []Verdict
+	for _, name := range slices.Sorted(maps.Keys(h.keys)) {
+		v := h.keys[name]
+		out = append(out, Verdict{name, v.checked, v.took, v.running, v.err})
+	}
+	return out
 }
 
 // Run checks the keys until ctx ends. It does not wait for a signature that hangs.
@@ -138,6 +163,7 @@ func (h *Health) check(ctx context.Context, k Watched, v *verdict) {
 	began := time.Now()
 	key, err := k.Open(ctx)
 	if err == nil {
+		began = time.Now() // opening may take long by design, as decrypting a file does
 		err = Check(key)
 	}
 	took := time.Since(began)
@@ -146,7 +172,7 @@ func (h *Health) check(ctx context.Context, k Watched, v *verdict) {
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	v.running = time.Time{}
+	v.running, v.checked, v.took = time.Time{}, time.Now(), took
 	if h.keys[k.Name] == v { // else the key went away meanwhile
 		h.seconds.WithLabelValues(k.Name).Set(took.Seconds())
 		h.judge(k.Name, v, err)

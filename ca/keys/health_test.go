@@ -190,3 +190,26 @@ func TestHealthForgetsKeysThatAreGone(t *testing.T) {
 		}
 	})
 }
+
+func TestVerdicts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		good, bad := newSlow(t, 2*time.Second), newSlow(t, 0)
+		why := errors.New("the token is gone")
+		bad.err.Store(&why)
+		start := time.Now()
+		h, _, _ := health(t, func() []keys.Watched { return []keys.Watched{watched("root b", bad), watched("issuer a", good)} })
+		synctest.Wait()
+		time.Sleep(time.Second)
+		v := h.Verdicts()
+		if len(v) != 2 || v[0].Name != "issuer a" || !v[0].Waiting.Equal(start) || !v[0].Checked.IsZero() || v[0].Err != nil {
+			t.Errorf("while a signature is under way: %+v", v)
+		}
+		if v[1].Name != "root b" || !errors.Is(v[1].Err, why) || !v[1].Checked.Equal(start) || !v[1].Waiting.IsZero() {
+			t.Errorf("a key that fails: %+v", v[1])
+		}
+		time.Sleep(2 * time.Second)
+		if v := h.Verdicts()[0]; v.Took != 2*time.Second || !v.Checked.Equal(start.Add(2*time.Second)) || !v.Waiting.IsZero() || v.Err != nil {
+			t.Errorf("a key that is slow: %+v", v)
+		}
+	})
+}

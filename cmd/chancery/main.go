@@ -20,10 +20,12 @@ import (
 	"github.com/chancery-project/chancery/cmd/chancery/agent"
 	"github.com/chancery-project/chancery/cmd/chancery/ceremony"
 	"github.com/chancery-project/chancery/cmd/chancery/dev"
+	"github.com/chancery-project/chancery/cmd/chancery/doctor"
 	"github.com/chancery-project/chancery/cmd/chancery/inspect"
 	"github.com/chancery-project/chancery/cmd/chancery/log"
 	"github.com/chancery-project/chancery/cmd/chancery/process"
 	"github.com/chancery-project/chancery/cmd/chancery/server"
+	"github.com/chancery-project/chancery/cmd/chancery/status"
 	"github.com/chancery-project/chancery/cmd/chancery/svid"
 )
 
@@ -69,7 +71,8 @@ func newRoot() *cobra.Command {
 	authority := server.AuthorityCommand()
 	authority.AddCommand(ceremony.Command(), ceremony.ImportCommand())
 	root.AddCommand(server.Command(), agent.Command(), dev.Command(), authority,
-		svid.Command(agent.DefaultSocket, dev.DefaultSocket()), inspect.Command(), log.Command())
+		svid.Command(agent.DefaultSocket, dev.DefaultSocket()), inspect.Command(), log.Command(),
+		status.Command(), doctor.Command())
 	return root
 }
 

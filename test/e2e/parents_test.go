@@ -226,6 +226,9 @@ func TestParentFiles(t *testing.T) {
 	ask := Ask{Token: k.BoundToken(t, pod, time.Hour, audience)}
 	verifiesUnder(t, server, ask, server.Roots)
 	server.waitIssuers(t, 3)
+	if out := MustRun(t, "status", "-c", server.Config); !strings.Contains(out, "renewed by: parent") {
+		t.Errorf("status does not tell who renews the issuer:\n%s", out)
+	}
 
 	foreign := authority(t, "foreign root", p256(t), nil)
 	mountSecret(t, dir, tlsSecret.files(authority(t, "foreign parent", p256(t), foreign), nil, foreign))

@@ -37,6 +37,9 @@ type URI struct {
 	pinSource string
 }
 
+// Files returns the vendor's library and the file of the PIN.
+func (u *URI) Files() (module, pin string) { return u.path["module-path"], u.pinSource }
+
 // known are the attributes that a URI may have, in the order in which they are handed on.
 var known = []string{"module-path", "token", "serial", "slot-id", "max-sessions"}
 

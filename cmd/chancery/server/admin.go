@@ -16,6 +16,7 @@ import (
 	"github.com/chancery-project/chancery/ca/audit"
 	"github.com/chancery-project/chancery/ca/authority"
 	"github.com/chancery-project/chancery/cmd/chancery/process"
+	"github.com/chancery-project/chancery/cmd/chancery/server/report"
 	"github.com/chancery-project/chancery/sds/socket"
 )
 
@@ -50,6 +51,7 @@ type adminService struct {
 	chanceryv1.UnimplementedAdminServer
 	authority *authority.Keeper
 	log       *audit.Log
+	report    *report.Reporter
 }
 
 // GetAuthorities returns the document's authorities without keys. Who asked goes into the audit log first.

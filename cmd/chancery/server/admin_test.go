@@ -60,6 +60,9 @@ func TestD14AdminSocket(t *testing.T) {
 		if _, err := admin.GetAuthorities(ctx, nil); status.Code(err) != codes.PermissionDenied {
 			t.Errorf("%s: got %v, want PermissionDenied", name, err)
 		}
+		if _, err := admin.GetStatus(ctx, nil); status.Code(err) != codes.PermissionDenied {
+			t.Errorf("%s: status gives %v, want PermissionDenied", name, err)
+		}
 	}
 
 	ctx, stop := context.WithCancel(t.Context())

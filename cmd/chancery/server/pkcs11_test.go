@@ -39,4 +39,13 @@ func TestSoftHSMServer(t *testing.T) {
 	if err := srv.ready(); err != nil {
 		t.Error(err)
 	}
+	resp, err := srv.report.Status("unix:root")
+	if err != nil || len(resp.GetKeys()) != 2 {
+		t.Fatalf("status: %v, %v", resp, err)
+	}
+	for _, k := range resp.GetKeys() {
+		if k.GetStore() != "token" || k.GetError() != "" {
+			t.Errorf("status says of a key in the token: %v", k)
+		}
+	}
 }

@@ -10,6 +10,7 @@ import (
 	"net"
 	"os"
 	"os/signal"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -26,6 +27,7 @@ import (
 	"github.com/chancery-project/chancery/cmd/chancery/server/issuance"
 	"github.com/chancery-project/chancery/cmd/chancery/server/keystore"
 	"github.com/chancery-project/chancery/cmd/chancery/server/parents"
+	"github.com/chancery-project/chancery/cmd/chancery/server/report"
 	"github.com/chancery-project/chancery/csr"
 	"github.com/chancery-project/chancery/rotate"
 	"github.com/chancery-project/chancery/trust"
@@ -44,9 +46,12 @@ type Server struct {
 	parent    *parents.Renewer // nil without one
 	clusters  []*cluster
 	sampler   *ca.Sampler
+	requests  *csr.Metrics
+	report    *report.Reporter
 	keeper    *rotate.Keeper // of the server's own certificate
 	grpc      *csr.Server
 	registry  *prometheus.Registry
+	wasReady  atomic.Bool  // once since the start
 	listener  net.Listener // set by Listen
 	metrics   net.Listener // set by Listen
 	admin     net.Listener // set by Listen
@@ -73,9 +78,10 @@ func Open(ctx context.Context, settings *Settings, logger *slog.Logger) (_ *Serv
 	}
 	s.health = keys.NewHealth(keys.HealthConfig{Keys: s.authority.Keys, Logger: logger, Metrics: s.registry})
 	s.sampler = newSampler(s.registry, logger)
+	s.requests = csr.NewMetrics(s.registry)
 	service, err := csr.NewService(csr.Config{
 		Domain: settings.domain, Issuer: s.authority.Issuer, Profile: settings.profile, Clusters: byName, Admission: settings.admission,
-		Log: s.log, Sampler: s.sampler, Logger: logger, Metrics: csr.NewMetrics(s.registry),
+		Log: s.log, Sampler: s.sampler, Logger: logger, Metrics: s.requests,
 	})
 	if err != nil {
 		return nil, err
@@ -86,6 +92,7 @@ func Open(ctx context.Context, settings *Settings, logger *slog.Logger) (_ *Serv
 		return nil, settings.wrong(err)
 	}
 	s.grpc = csr.NewServer(service, s.own, below...)
+	s.report = s.newReport()
 	s.registry.MustRegister(process.Expiries{Help: "Seconds until a certificate of the authority, or the server's own, ends, by certificate.",
 		Name: "chancery_ca_certificate_expiry_seconds", Read: s.expiries})
 	return s, nil
@@ -244,7 +251,9 @@ func (s *Server) Run(ctx context.Context, started func()) error {
 		g.Go(func() error { return c.run(ctx) })
 	}
 	g.Go(func() error { return process.HTTP{Metrics: s.registry, Ready: s.ready}.Run(ctx, s.metrics) })
-	g.Go(func() error { return serveAdmin(ctx, s.admin, adminService{authority: s.authority, log: s.log}) })
+	g.Go(func() error {
+		return serveAdmin(ctx, s.admin, adminService{authority: s.authority, log: s.log, report: s.report})
+	})
 	g.Go(func() error { return s.reopenLog(ctx) })
 	go s.retryLog(ctx) // not waited for: a write to a disk that hangs does not end
 	g.Go(func() error { return s.watchReady(ctx, started) })
@@ -267,6 +276,9 @@ func (s *Server) watchReady(ctx context.Context, started func()) error {
 		}
 		err := s.ready()
 		s.grpc.SetReady(err == nil)
+		if err == nil {
+			s.wasReady.Store(true)
+		}
 		switch {
 		case err == nil && was != nil:
 			s.logger.Info("ready", "listen", s.listener.Addr().String(), "metrics", s.metrics.Addr().String())

@@ -160,6 +160,18 @@ func (c *Config) Paths() []*string {
 	return out
 }
 
+// Secrets returns the files of a config that must be its owner's alone, by what they hold.
+func (c *Config) Secrets() map[string]string {
+	out := map[string]string{}
+	if c != nil && c.Vault != nil && c.Vault.TokenFile != "" {
+		out["Vault token"] = c.Vault.TokenFile
+	}
+	if c != nil && c.CFSSL != nil {
+		out["cfssl auth key"] = c.CFSSL.AuthKeyFile
+	}
+	return out
+}
+
 // Place is a Config that was checked.
 type Place struct {
 	config   Config

@@ -1,0 +1,142 @@
+package checkup
+
+import "slices"
+
+// Entry is what there is to say of a finding whatever it is found on.
+type Entry struct {
+	ID         string
+	Severities []Severity // that it can have
+	Meaning    string
+	Remedy     string
+}
+
+func entry(id string) (Entry, bool) {
+	i := slices.IndexFunc(Catalogue, func(e Entry) bool { return e.ID == id })
+	if i < 0 {
+		return Entry{}, false
+	}
+	return Catalogue[i], true
+}
+
+var (
+	warns     = []Severity{Warning}
+	criticals = []Severity{Critical}
+	both      = []Severity{Warning, Critical}
+)
+
+// Catalogue lists all that can be found. IDs are stable: alerts match on them. docs/operations.md has a row for each, which a
+// test holds to this list.
+var Catalogue = []Entry{
+	{"unchecked", warns, "It is not known whether this is well.",
+		"Remove the reason that is given, such as a missing right, and look again."},
+
+	// The server and what it issues with.
+	{"server.down", criticals, "No server runs on this state: nobody gets or renews a certificate.",
+		"Start it; the other findings may say why it ended. If it is meant to be down, use --offline."},
+	{"server.silent", criticals, "The server accepts connections on admin.sock and does not answer: it hangs, or is overloaded.",
+		"Look at its log and at the machine's load and disks; restart it if it does not recover."},
+	{"server.not-ready", both, "The server runs and issues nothing; gRPC health and /readyz say so too. A warning within 30 s of its start, if it was not ready yet.",
+		"Follow the reason that is given; the other findings may name the cause."},
+	{"issuer.missing", criticals, "There is nothing to sign with, so the server does not start, or, with a `parent` in the config, is not ready.",
+		"Where the root is kept elsewhere: `chancery authority csr`, have it signed, `chancery authority import`. With a parent: the server's log says what it answered."},
+	{"issuer.overdue", criticals, "The server renews its issuer at half of its life and has not been able to: once the issuer ends, nothing can be issued.",
+		"The server's log says why (`issuer not renewed`); most often the root's key does not open or the state cannot be written."},
+	{"certificate.ended", both, "Nothing under this certificate verifies any more. A warning only where a server that starts renews it.",
+		"Issuer: start the server, import a new one, or replace the plugged-in files, whichever renews it. Root: a new trust domain setup is needed."},
+	{"certificate.ending", both, "Less than a third of its life is left (a quarter, for plugged-in files), which is not so while renewal works; critical below a tenth.",
+		"Issuer: find out why it was not renewed (server's log; its parent; `authority csr` and `import`; the tool that writes the files). Root: plan its successor now."},
+	{"certificate.not-begun", criticals, "The clock here is behind the one of whoever issued the certificate, or it was made for later. Nothing verifies until then.",
+		"Check the clock (`timedatectl`); if it is right, have the certificate made again."},
+	{"chain.broken", criticals, "The issuing certificate does not lead to a root that is trusted, so the server does not start.",
+		"Put back the files, or the state, that belong together."},
+	{"issuer-files.unusable", both, "The plugged-in issuer cannot be used as it lies there: a server does not start; one that runs goes on with the former one (warning).",
+		"Follow the reason; have the tool that writes the files write them again, or put the former ones back."},
+	{"root.ended", warns, "Verifiers pass over it; it does no harm and no good.",
+		"Leave it until staged root rotation can take it out."},
+	{"root.too-short", criticals, "From now on issuers and certificates are cut short by their root's end.",
+		"Bring in a new root: every verifier must have it before the old one ends."},
+	{"key.failed", both, "Nothing can be signed with this key. The issuer's is needed for each certificate (critical); the root's for the next renewal of the issuer.",
+		"Follow the reason; see docs/keys.md for the store. A token may have been taken out, restarted, or its PIN changed."},
+	{"key.slow", warns, "Each certificate waits for a signature of this key.",
+		"Look at the token or its network; raise its sessions. No answer within 30 s counts as failed."},
+	{"key.unwatched", warns, "Keys are checked once a minute; this one was not.",
+		"The server is overloaded or its check hangs; look at its log."},
+	{"cluster.not-ready", both, "The server never reached what it needs to verify this cluster's tokens, and is not ready until it does. A warning within 30 s of its start.",
+		"Follow the reason: most often the address, the kubeconfig's rights, or the key file is wrong."},
+	{"cluster.lost", both, "Requests that need this cluster get Unavailable; certificates that were issued stay good. Critical if no cluster is ready.",
+		"Follow the reason: most often the API server is down or cannot be reached."},
+	{"requests.internal", warns, "Each is a fault of the server, not of who asked.",
+		"Look for the same time in the server's log, and report it."},
+	{"requests.busy", warns, "More requests come than are worked on within admission.maxWait; agents try again.",
+		"A passing rush needs nothing. Else find who asks (`denied` lines of the audit log), or give the server more processors."},
+
+	// Logs.
+	{"audit-log.failed", criticals, "Without the audit log nothing is signed.",
+		"Make room on the disk, or the path writable. The server tries again each second and needs no restart."},
+	{"audit-log.moved", criticals, "Lines go to a file that was moved or deleted: they may be lost.",
+		"Send the server SIGHUP after each move of the file; have logrotate do so (postrotate)."},
+	{"audit-log.unusable", criticals, "A server could not write it, and would not start.",
+		"Make the folder, or give the server's user the right to write there."},
+	{"issuance-log.failed", criticals, "Without the issuance log nothing is signed.",
+		"Make room on the disk, or the folder writable. The server tries again each second and needs no restart."},
+	{"issuance-log.late", warns, "What is issued waits in a journal: it is not lost, but no checkpoint vouches for it yet.",
+		"Follow the reason; most often the disk is slow or full."},
+	{"issuance-log.unusable", criticals, "A server could not open it, and would not start.",
+		"Put the folder back, or give the server's user the rights; `chancery log verify DIR` checks all that is in it."},
+	{"issuance-log.other", criticals, "The authority document lists another log than the folder holds, so the server does not start: history would be missing.",
+		"Put the right folder back, or name it in issuanceLog."},
+
+	// State and keys at rest.
+	{"state.missing", criticals, "There is no authority document, so the server does not start.",
+		"`chancery authority init` makes one, once; if there was one, restore it."},
+	{"state.refused", criticals, "The document was changed, belongs to another sealing key, or is of a newer version of Chancery: the server does not start.",
+		"Restore state and sealing key that belong together."},
+	{"sealing-key.unusable", criticals, "Without it the state cannot be read or trusted, and the server does not start.",
+		"Restore it from where it is kept apart; it should have mode 0600 and belong to the server's user."},
+	{"sealing-key.beside-state", warns, "Whoever gets this folder, such as from a backup, has the CA's keys (decision D9).",
+		"Move the key to another medium, such as a tmpfs that a secrets manager fills, and name it in state.sealingKey."},
+	{"passphrase.beside-keys", warns, "Whoever gets this folder, such as from a backup, has the CA's keys.",
+		"Move the passphrase to another medium and name it in keys.passphraseFile."},
+	{"roots-file.missing", warns, "Agents are set up with this file.",
+		"`chancery authority init` writes it again; it changes nothing else."},
+	{"roots-file.differs", warns, "Agents that are set up with this file will not trust this server, or trust others.",
+		"Find out who changed it; `chancery authority show -o pem` prints the roots."},
+
+	// The machine.
+	{"file.exposed", both, "Others on this machine can read what they should not: a secret (critical; the server refuses most of these), or who got what.",
+		"`chmod` to the mode that is given; if it held a secret, consider that known."},
+	{"file.writable", warns, "Who can write it can harm the CA; docs/security.md says how for each file.",
+		"`chmod` to the mode that is given."},
+	{"file.unreadable", both, "Critical: a server of this user does not start without it. A warning where it goes on.",
+		"Put it in place; give the server's user the right to read it."},
+	{"file.owner", warns, "It belongs to another user than the state does: most often a command was run as root. The server may not be able to open it.",
+		"`chown` it to the server's user."},
+	{"folder.writable", warns, "Who can write the folder can replace the files in it, and admin.sock.",
+		"It should belong to the server's user (or root) and have no write bit for others: `chmod go-w`."},
+	{"place.volatile", warns, "It lies in memory (tmpfs) and is gone after a restart of the machine.",
+		"Name a place on a disk."},
+	{"disk.low", both, "Once it is full nothing is signed. Warning below 1 GiB (or a tenth, if that is less) or 5 % of inodes; critical below 100 MiB (or a fiftieth) or 1 %.",
+		"Make room; ship the audit log off the machine, move it away and send SIGHUP."},
+	{"clock.behind", warns, "Something here was written at a time that is still to come: the clock was set back, or is wrong. Certificates may begin or end at the wrong time.",
+		"Check the clock (`timedatectl`, NTP)."},
+
+	// An agent.
+	{"agent.down", criticals, "No agent answers on the socket: proxies of this node get no identity.",
+		"Start it; the other findings may say why it ended."},
+	{"agent.no-identity", criticals, "The agent runs and has no identity to give.",
+		"Its log says why; most often the server, the token or the roots: see the other findings."},
+	{"svid.ending", both, "SVIDs are renewed at half of their life, so renewal has been failing: warning below a third, critical below a tenth or once it has ended.",
+		"The agent's log says why; most often the server or the token: see the other findings."},
+	{"token.unusable", criticals, "Without a token the agent gets no first identity, and cannot renew one for longer than maxRenewalAge.",
+		"Put the token in place (a projected service-account token, which the kubelet refreshes) and let the agent's user read it."},
+	{"token.ending", both, "It is not being refreshed: the kubelet does so when a fifth of its life is left. Warning below a tenth, critical once it has ended.",
+		"See that the token comes from a projected volume, and that the kubelet works."},
+	{"token.other-account", warns, "The server gives an identity to its own account only, unless the token is a node agent's.",
+		"Let `identity` and the token's service account agree."},
+	{"roots.unusable", criticals, "The agent cannot verify its server.",
+		"Copy roots.pem from the server again."},
+	{"server.unreachable", criticals, "The agent cannot renew its identity.",
+		"Check the address, the network and that the server runs."},
+	{"server.unverified", criticals, "Whatever answers does not prove to be this trust domain's server, so the agent does not talk to it.",
+		"Check that `server` is the right address and serverRoots the roots of that server; somebody may be in between."},
+}

@@ -1,0 +1,40 @@
+package server
+
+import (
+	"context"
+	"time"
+
+	"github.com/chancery-project/chancery/api/chanceryv1"
+	"github.com/chancery-project/chancery/cmd/chancery/server/report"
+)
+
+// newReport joins the parts of a server to what it says of its health.
+func (s *Server) newReport() *report.Reporter {
+	c := s.settings
+	r := report.Config{
+		Domain: c.domain, MaxTTL: c.profile.MaxTTL(), Plugged: c.Issuer != nil, Parented: c.parent != nil, Ready: s.ready, WasReady: s.wasReady.Load, Authority: s.authority, Health: s.health,
+		Own: s.own, Recent: s.requests.Recent(), Log: s.log, AuditLog: c.AuditLog, Issuance: s.issuance, IssuanceLog: c.IssuanceLog,
+	}
+	for _, k := range s.clusters {
+		r.Clusters = append(r.Clusters, report.Cluster{Name: k.name, Ready: k.ready, WasReady: k.seen.Load})
+	}
+	return report.New(r)
+}
+
+// GetStatus returns what the server knows of its health.
+func (s adminService) GetStatus(ctx context.Context, _ *chanceryv1.GetStatusRequest) (*chanceryv1.GetStatusResponse, error) {
+	actor, err := actorOf(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return s.report.Status(actor)
+}
+
+// AdminSocket is where a running server answers admin calls.
+func (s *Settings) AdminSocket() string { return s.adminSocket() }
+
+// RootsFile is where the roots lie for agents.
+func (s *Settings) RootsFile() string { return s.rootsFile() }
+
+// MaxTTL is the longest lifetime of workload certificates.
+func (s *Settings) MaxTTL() time.Duration { return s.profile.MaxTTL() }

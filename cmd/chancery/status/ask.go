@@ -1,0 +1,121 @@
+package status
+
+import (
+	"context"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"syscall"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/chancery-project/chancery/api/chanceryv1"
+	"github.com/chancery-project/chancery/ca/checkup"
+)
+
+// askTimeout bounds a call to a server.
+const askTimeout = 10 * time.Second
+
+// Errors that callers tell apart.
+var (
+	// ErrDown: nobody listens on the socket.
+	ErrDown = errors.New("no server answers")
+	// ErrSilent: somebody listens, and does not answer.
+	ErrSilent = errors.New("the server does not answer")
+)
+
+// Ask returns what a running server says of its health on its admin socket.
+func Ask(ctx context.Context, socket string) (*checkup.State, error) {
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	if err := probe(ctx, socket); err != nil {
+		return nil, fmt.Errorf("asking the server on admin socket %s: %w", socket, err)
+	}
+	conn, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		return nil, fmt.Errorf("asking the server on admin socket %s: %w", socket, err)
+	}
+	defer conn.Close()
+	resp, err := chanceryv1.NewAdminClient(conn).GetStatus(ctx, new(chanceryv1.GetStatusRequest))
+	switch {
+	case status.Code(err) == codes.DeadlineExceeded:
+		err = fmt.Errorf("%w within %s", ErrSilent, askTimeout)
+	case status.Code(err) == codes.Unimplemented:
+		err = errors.New("the server is of an older version, which has no status; start it with this one")
+	}
+	if err != nil {
+		return nil, fmt.Errorf("asking the server on admin socket %s: %w", socket, err)
+	}
+	return stateOf(resp)
+}
+
+// probe tells a server that is down from one that must not be asked, which gRPC does not.
+func probe(ctx context.Context, socket string) error {
+	conn, err := new(net.Dialer).DialContext(ctx, "unix", socket)
+	switch {
+	case err == nil:
+		return conn.Close()
+	case errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED):
+		return fmt.Errorf("%w: %w", ErrDown, err)
+	}
+	return err
+}
+
+// stateOf reads an answer.
+func stateOf(r *chanceryv1.GetStatusResponse) (*checkup.State, error) {
+	s := &checkup.State{
+		Running: true, Time: r.GetTime().AsTime(), Started: timeOf(r.GetStarted()), TrustDomain: r.GetTrustDomain(), NotReady: r.GetNotReady(), WasReady: r.GetWasReady(),
+		RenewedBy: r.GetIssuerRenewedBy(), MaxTTL: r.GetMaxTtl().AsDuration().Seconds(), Certs: []checkup.Certificate{}, Keys: []checkup.Key{}, Clusters: []checkup.Cluster{},
+		Requests: &checkup.Requests{Reasons: map[string]checkup.Count{}},
+	}
+	if d := r.GetDocument(); d != nil {
+		s.Document = &checkup.Document{Version: d.GetVersion(), Generation: d.GetGeneration(), Requested: timeOf(d.GetRequested()), Logs: []checkup.Log{}}
+		for _, l := range d.GetLogs() {
+			s.Document.Logs = append(s.Document.Logs, checkup.Log{ID: l.GetId(), Key: l.GetKey()})
+		}
+	}
+	for _, c := range r.GetCertificates() {
+		cert, err := x509.ParseCertificate(c.GetCertificate())
+		if err != nil {
+			return nil, fmt.Errorf("the server's answer: %s certificate: %w", c.GetKind(), err)
+		}
+		s.Certs = append(s.Certs, checkup.NewCertificate(c.GetKind(), c.GetState(), c.GetInUse(), cert, s.Time))
+	}
+	for _, k := range r.GetKeys() {
+		s.Keys = append(s.Keys, checkup.Key{
+			Name: k.GetName(), Store: k.GetStore(), Checked: timeOf(k.GetChecked()), SignSeconds: k.GetTook().AsDuration().Seconds(),
+			Waiting: timeOf(k.GetWaiting()), Error: k.GetError(),
+		})
+	}
+	for _, o := range r.GetOutcomes() {
+		s.Requests.Add(o.GetOutcome(), checkup.Count{Minute: o.GetMinute(), Hour: o.GetHour(), Total: o.GetTotal()})
+	}
+	if a := r.GetAuditLog(); a != nil {
+		s.AuditLog = &checkup.AuditLog{Path: a.GetPath(), Bytes: a.GetSize(), Error: a.GetError(), Moved: a.GetMoved()}
+	}
+	if l := r.GetIssuanceLog(); l != nil {
+		s.IssuanceLog = &checkup.IssuanceLog{
+			Dir: l.GetDir(), Size: l.GetSize(), Covered: l.GetCheckpointSize(), Checkpoint: timeOf(l.GetCheckpoint()), Sequenced: timeOf(l.GetSequenced()),
+			Error: l.GetError(), CheckpointError: l.GetCheckpointError(),
+		}
+	}
+	for _, c := range r.GetClusters() {
+		s.Clusters = append(s.Clusters, checkup.Cluster{Name: c.GetName(), NotReady: c.GetNotReady(), WasReady: c.GetWasReady()})
+	}
+	return s, nil
+}
+
+func timeOf(t *timestamppb.Timestamp) *time.Time {
+	if t == nil {
+		return nil
+	}
+	at := t.AsTime()
+	return &at
+}

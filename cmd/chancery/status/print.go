@@ -1,0 +1,113 @@
+package status
+
+import (
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/chancery-project/chancery/ca/checkup"
+	"github.com/chancery-project/chancery/cmd/chancery/process"
+)
+
+// Print prints a state for people.
+func Print(out io.Writer, s *checkup.State) {
+	say := func(format string, args ...any) {
+		fmt.Fprintln(out, process.Printable(checkup.OneLine(fmt.Sprintf(format, args...))))
+	}
+	switch {
+	case !s.Running:
+		say("trust domain %s, as its files say", s.TrustDomain)
+	case s.NotReady == "":
+		say("server of trust domain %s, ready, started %s", s.TrustDomain, ago(s.Time, s.Started))
+	default:
+		say("server of trust domain %s, NOT READY, started %s", s.TrustDomain, ago(s.Time, s.Started))
+	}
+	printAuthorities(say, s)
+	if r := s.Requests; r != nil {
+		say("issued %s", countOf(r.Issued))
+		say("refused %s", countOf(r.Refused))
+		for _, reason := range slices.Sorted(maps.Keys(r.Reasons)) {
+			say("  %s: %s", reason, countOf(r.Reasons[reason]))
+		}
+	}
+	if a := s.AuditLog; a != nil {
+		say("audit log %s, %d kB%s", a.Path, (a.Bytes+1023)/1024, orError(a.Error))
+	}
+	if l := s.IssuanceLog; l != nil {
+		say("issuance log %s, %d entries, last checkpoint over %d, made %s%s%s", l.Dir, l.Size, l.Covered, ago(s.Time, l.Checkpoint), orError(l.Error), orError(l.CheckpointError))
+	}
+	for _, c := range s.Clusters {
+		if c.NotReady == "" {
+			say("cluster %s ready", c.Name)
+		} else {
+			say("cluster %s NOT READY", c.Name)
+		}
+	}
+}
+
+// printAuthorities prints document, certificates and keys.
+func printAuthorities(say func(string, ...any), s *checkup.State) {
+	if d := s.Document; d != nil {
+		say("authority document version %d, bundle generation %d", d.Version, d.Generation)
+		for _, l := range d.Logs {
+			if l.Key == "" {
+				l.Key = "no issuance log"
+			}
+			say("  log %d  %s", l.ID, l.Key)
+		}
+		if d.Requested != nil {
+			takes := "`chancery authority import` takes it"
+			if s.RenewedBy == checkup.RenewedByParent {
+				takes = "the parent has not signed it yet"
+			}
+			say("  an issuer was requested %s; %s", ago(s.Time, d.Requested), takes)
+		}
+	}
+	say("certificates (issuer renewed by: %s)", s.RenewedBy)
+	for i := range s.Certs {
+		c := &s.Certs[i]
+		use := ""
+		if c.InUse {
+			use = "  in use"
+		}
+		name := c.ID
+		if c.Kind == checkup.KindServer {
+			name = c.Subject
+		}
+		left := time.Duration(c.SecondsLeft) * time.Second
+		say("  %-12s  %-8s  %s  until %s, %s left (%.0f %%)%s", c.Kind, c.State, name, c.NotAfter.Format(time.RFC3339), checkup.Span(left), 100*c.ShareLeft, use)
+	}
+	for _, k := range s.Keys {
+		switch {
+		case k.Unknown != "":
+			say("key of %s, %s: not known: %s", k.Name, k.Store, k.Unknown)
+		case k.Error != "":
+			say("key of %s, %s: DOES NOT SIGN: %s", k.Name, k.Store, k.Error)
+		case k.Checked == nil:
+			say("key of %s, %s: not checked yet", k.Name, k.Store)
+		default:
+			say("key of %s, %s: signs, in %s, checked %s", k.Name, k.Store,
+				time.Duration(k.SignSeconds*float64(time.Second)).Round(time.Microsecond), ago(s.Time, k.Checked))
+		}
+	}
+}
+
+func countOf(c checkup.Count) string {
+	return fmt.Sprintf("%d in the last minute, %d in the last hour, %d since the start", c.Minute, c.Hour, c.Total)
+}
+
+func orError(why string) string {
+	if why == "" {
+		return ""
+	}
+	return ", FAILS: " + why
+}
+
+func ago(now time.Time, t *time.Time) string {
+	if t == nil {
+		return "at an unknown time"
+	}
+	return checkup.Span(now.Sub(*t)) + " ago"
+}

@@ -1,0 +1,131 @@
+package status
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/chancery-project/chancery/api/chanceryv1"
+	"github.com/chancery-project/chancery/ca/checkup"
+	"github.com/chancery-project/chancery/cmd/chancery/process"
+)
+
+// shortDir is a folder whose name is short enough for a socket.
+func shortDir(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "st")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	return dir
+}
+
+// TestServersThatDoNotAnswer: each kind of silence is told apart.
+func TestServersThatDoNotAnswer(t *testing.T) {
+	socket := filepath.Join(shortDir(t), "admin.sock")
+	if _, err := Ask(t.Context(), socket); !errors.Is(err, ErrDown) {
+		t.Errorf("no socket: %v", err)
+	}
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: socket})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.SetUnlinkOnClose(false)
+	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	defer cancel()
+	_, err = Ask(ctx, socket)
+	if !errors.Is(err, ErrSilent) {
+		t.Errorf("a server that hangs: %v", err)
+	}
+	if f, ok := FindingOf(err, socket); !ok || f.ID != "server.silent" || f.Severity != checkup.Critical {
+		t.Errorf("found as %+v", f)
+	}
+	l.Close()
+	if _, err := Ask(t.Context(), socket); !errors.Is(err, ErrDown) {
+		t.Errorf("a socket that a crash left: %v", err)
+	}
+	var out bytes.Buffer
+	err = run(t.Context(), socket, "json", &out)
+	if e, ok := errors.AsType[*process.ExitError](err); !ok || e.Code != 3 || !strings.Contains(out.String(), `"id": "server.down"`) || strings.Contains(out.String(), `"ca"`) {
+		t.Errorf("%v: %s", err, out.String())
+	}
+	l, err = net.ListenUnix("unix", &net.UnixAddr{Name: socket + ".old"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	older := grpc.NewServer() // knows no Admin
+	defer older.Stop()
+	go older.Serve(l)
+	_, err = Ask(t.Context(), socket+".old")
+	if _, ok := FindingOf(err, socket); err == nil || ok || !strings.Contains(err.Error(), "older version") {
+		t.Errorf("an older server: %v", err)
+	}
+}
+
+// TestEveryFieldOfAnAnswerArrives, and is printed without what could steer a terminal.
+func TestEveryFieldOfAnAnswerArrives(t *testing.T) {
+	now := time.Date(2026, 11, 30, 12, 0, 0, 0, time.UTC)
+	at := func(d time.Duration) *timestamppb.Timestamp { return timestamppb.New(now.Add(-d)) }
+	s, err := stateOf(&chanceryv1.GetStatusResponse{
+		Time: timestamppb.New(now), Started: at(3 * time.Hour), TrustDomain: "cluster.local", NotReady: "bad\x1b[2J", IssuerRenewedBy: "import", MaxTtl: durationpb.New(time.Hour),
+		Document: &chanceryv1.GetStatusResponse_Document{Version: 7, Generation: 3, Requested: at(time.Hour), Logs: []*chanceryv1.GetStatusResponse_Log{{Id: 16909060, Key: "k"}}},
+		Keys: []*chanceryv1.GetStatusResponse_Key{
+			{Name: "issuer a", Store: "token", Checked: at(time.Minute), Took: durationpb.New(2 * time.Millisecond)},
+			{Name: "root b", Store: "token", Waiting: at(time.Second), Error: "gone"}, {Name: "issuer c"},
+		},
+		Outcomes: []*chanceryv1.GetStatusResponse_Outcome{
+			{Outcome: "ok", Minute: 1, Hour: 2, Total: 3}, {Outcome: "BUSY", Minute: 10, Hour: 20, Total: 30}, {Outcome: "CSR_INVALID", Hour: 5, Total: 6}},
+		AuditLog:    &chanceryv1.GetStatusResponse_AuditLog{Path: "/a", Size: 5000, Error: "full", Moved: true},
+		IssuanceLog: &chanceryv1.GetStatusResponse_IssuanceLog{Dir: "/l", Size: 9, CheckpointSize: 8, Checkpoint: at(time.Minute), Sequenced: at(time.Hour), Error: "x", CheckpointError: "y"},
+		Clusters:    []*chanceryv1.GetStatusResponse_Cluster{{Name: "east", WasReady: true}, {Name: "west", NotReady: "no keys"}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r := s.Requests; r.Issued != (checkup.Count{Minute: 1, Hour: 2, Total: 3}) || r.Refused != (checkup.Count{Minute: 10, Hour: 25, Total: 36}) || len(r.Reasons) != 2 {
+		t.Errorf("requests: %+v", r)
+	}
+	var out bytes.Buffer
+	Print(&out, s)
+	for _, want := range []string{
+		"server of trust domain cluster.local, NOT READY, started 3 h 0 min ago", "version 7, bundle generation 3", "log 16909060  k", "requested 1 h 0 min ago",
+		"renewed by: import", "key of issuer a, token: signs, in 2ms, checked 1 min 0 s ago", "root b, token: DOES NOT SIGN: gone", "issuer c, : not checked yet",
+		"issued 1 in the last minute, 2 in the last hour, 3 since", "refused 10 in the last minute, 25 in", "  BUSY: 10 in", "audit log /a, 5 kB, FAILS: full",
+		"issuance log /l, 9 entries, last checkpoint over 8, made 1 min 0 s ago, FAILS: x, FAILS: y", "cluster east ready", "cluster west NOT READY",
+	} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("it does not print %q:\n%s", want, out.String())
+		}
+	}
+	out.Reset()
+	s.RenewedBy = checkup.RenewedByParent
+	Print(&out, s)
+	if !strings.Contains(out.String(), "renewed by: parent") || !strings.Contains(out.String(), "the parent has not signed it yet") {
+		t.Errorf("with a parent:\n%s", out.String())
+	}
+	out.Reset()
+	NewReport(checkup.Judge(s)).PrintFindings(&out)
+	if strings.Contains(out.String(), "\x1b") || !strings.Contains(out.String(), "server.not-ready") {
+		t.Errorf("%q", out.String())
+	}
+	if _, err := stateOf(&chanceryv1.GetStatusResponse{Certificates: []*chanceryv1.GetStatusResponse_Certificate{{Kind: "root", Certificate: []byte("x")}}}); err == nil {
+		t.Error("a certificate that does not parse is taken")
+	}
+	if s, err := stateOf(new(chanceryv1.GetStatusResponse)); err != nil {
+		t.Errorf("an empty answer: %v", err)
+	} else {
+		Print(&out, s) // must not panic
+		checkup.Judge(s)
+	}
+}

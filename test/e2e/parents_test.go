@@ -226,7 +226,8 @@ func TestParentFiles(t *testing.T) {
 	ask := Ask{Token: k.BoundToken(t, pod, time.Hour, audience)}
 	verifiesUnder(t, server, ask, server.Roots)
 	server.waitIssuers(t, 3)
-	if out := MustRun(t, "status", "-c", server.Config); !strings.Contains(out, "renewed by: parent") {
+	// Lives of seconds are judged as near their end, most of them being backdated: the exit code says so.
+	if out, _, _ := Run(t, "", "status", "-c", server.Config); !strings.Contains(out, "renewed by: parent") {
 		t.Errorf("status does not tell who renews the issuer:\n%s", out)
 	}
 

@@ -5,6 +5,9 @@ GO ?= go
 # PKCS#11 needs cgo; all else is built without.
 PKCS11_TEST = CGO_ENABLED=1 $(GO) test -tags pkcs11 -run 'SoftHSM' ./ca/keys/pkcs11 ./cmd/chancery/server
 
+# AWS KMS against local-kms, a server that speaks its protocol.
+AWS_TEST = $(GO) test -tags awskms -run AWS ./ca/keys/kms ./cmd/chancery/server
+
 .PHONY: run build check test tools bench generate fuzz
 
 run: build ## start everything embedded; ARGS="--svid-ttl 20s" shows rotation
@@ -24,6 +27,7 @@ tools: ## the pinned test tools into .tools/; minutes the first time on a machin
 test: tools ## all tests, with the real parts
 	$(GO) test -v -count=1 -timeout 30m ./test/e2e
 	$(GO) test $$($(GO) list ./... | grep -v /test/e2e)
+	$(AWS_TEST)
 	@if $$($(GO) env CC) --version >/dev/null 2>&1; then \
 		echo $(PKCS11_TEST); $(PKCS11_TEST); \
 	else echo "no C compiler: the tests with SoftHSM2 are skipped"; test "$$CI" != true; fi

@@ -94,7 +94,7 @@ func ServerProfile() *Profile {
 	}
 }
 
-// Longest lifetimes of what a ceremony makes.
+// Longest lifetimes of signing certificates.
 const (
 	RootTTLLimit   = 25 * 365 * 24 * time.Hour
 	IssuerTTLLimit = 10 * 365 * 24 * time.Hour
@@ -121,11 +121,11 @@ func signingProfile(name string, ttl time.Duration) *Profile {
 // Name returns the profile's name.
 func (p *Profile) Name() string { return p.name }
 
-// MaxTTL returns the longest lifetime that the profile gives.
-func (p *Profile) MaxTTL() time.Duration { return p.maxTTL }
-
 // DefaultTTL returns the lifetime of a certificate whose request names none.
 func (p *Profile) DefaultTTL() time.Duration { return p.defaultTTL }
+
+// MaxTTL returns the longest lifetime that the profile gives.
+func (p *Profile) MaxTTL() time.Duration { return p.maxTTL }
 
 // lifetime returns the lifetime for a requested one: the default for none, the maximum for too much (decision D20), and
 // MinTTL for what would be over before it arrives.

@@ -11,10 +11,11 @@ import (
 // validation: exactly one URI SAN that is a SPIFFE ID with a path (sections 2, 5.2), not a CA (4.1, 5.2), and neither
 // keyCertSign nor cRLSign in its key usage (4.3, 5.2).
 func LeafID(leaf *x509.Certificate) (ID, error) {
-	if len(leaf.URIs) != 1 {
-		return ID{}, fmt.Errorf("certificate has %d URI SANs; an SVID has exactly one (X509-SVID section 2)", len(leaf.URIs))
+	uri, err := uriSAN(leaf)
+	if err != nil {
+		return ID{}, err
 	}
-	id, err := ParseID(leaf.URIs[0].String())
+	id, err := ParseID(uri)
 	if err != nil {
 		return ID{}, err
 	}

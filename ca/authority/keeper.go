@@ -38,6 +38,8 @@ type Config struct {
 	IssuanceLog LogState
 	Keys        keys.Store // where new keys are made; nil = in memory, to be sealed into the document
 	KeyType     ca.KeyType // of new keys; default p256. See ca.IssuerType for issuers
+	// RootTTL and IssuerTTL are the lifetimes of what is made here; zero means ca's defaults.
+	RootTTL, IssuerTTL time.Duration
 	// Roots are those of a CA kept elsewhere: Init takes them and makes no key. The issuer comes by Request and Import.
 	Roots []*x509.Certificate
 	// Parented is set where a parent CA renews the issuer (package parent/renewal): Open does without one, and Run renews none.
@@ -112,7 +114,7 @@ func create(ctx context.Context, doc *Document, c Config, actor string) error {
 	}
 	made, err := ca.Create(ctx, ca.CreateConfig{
 		Domain: c.Domain, LogID: doc.LogID(), Log: c.Log, Requester: audit.Requester{Method: "authority init", User: actor},
-		RootKey: root.Signer, IssuerKey: issuer.Signer,
+		RootKey: root.Signer, IssuerKey: issuer.Signer, RootTTL: c.RootTTL, IssuerTTL: c.IssuerTTL,
 	})
 	if err != nil {
 		return err

@@ -1,6 +1,7 @@
 package authority
 
 import (
+	"cmp"
 	"context"
 	"crypto"
 	"crypto/x509"
@@ -106,7 +107,7 @@ func (c Config) newIssuer(ctx context.Context, d *Document) (*x509.Certificate, 
 	if err != nil {
 		return nil, Key{}, err
 	}
-	issuer, err := signer.SignIssuer(ctx, key.Signer.Public(), ca.DefaultIssuerTTL, audit.Requester{Method: "issuer renewal"})
+	issuer, err := signer.SignIssuer(ctx, key.Signer.Public(), cmp.Or(c.IssuerTTL, ca.DefaultIssuerTTL), audit.Requester{Method: "issuer renewal"})
 	return issuer, key, err
 }
 

@@ -106,6 +106,10 @@ func StoreOf(a *authority.Authority) string {
 		return "encrypted file"
 	case scheme == "pkcs11":
 		return "token"
+	case scheme == "secret":
+		return "Kubernetes Secret"
+	case scheme == "awskms" || scheme == "gcpkms" || scheme == "azurekms":
+		return "cloud KMS"
 	case scheme != "":
 		return "key store " + scheme
 	case len(a.Key) > 0:

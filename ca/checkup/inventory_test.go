@@ -170,7 +170,7 @@ func TestTakeOfARootThatIssues(t *testing.T) {
 
 func TestStoreOf(t *testing.T) {
 	for want, a := range map[string]authority.Authority{
-		StoreElsewhere: {}, StoreState: {Key: []byte{1}}, "encrypted file": {KeyRef: "file:ab"}, "token": {KeyRef: "pkcs11:id=ab"}, "key store awskms": {KeyRef: "awskms:x"},
+		StoreElsewhere: {}, StoreState: {Key: []byte{1}}, "encrypted file": {KeyRef: "file:ab"}, "token": {KeyRef: "pkcs11:id=ab"}, "cloud KMS": {KeyRef: "awskms:x"}, "Kubernetes Secret": {KeyRef: "secret:ab"}, "key store other": {KeyRef: "other:x"},
 	} {
 		if got := StoreOf(&a); got != want {
 			t.Errorf("%+v lies %q, want %q", a, got, want)

@@ -41,6 +41,10 @@ type signer struct {
 	open func() error
 }
 
+// Hide returns a signer that makes signatures with a key in memory while usable returns nil, and never hands the key out. It
+// is for stores in other packages.
+func Hide(key crypto.Signer, usable func() error) crypto.Signer { return signer{key, usable} }
+
 func (s signer) Public() crypto.PublicKey { return s.key.Public() }
 
 func (s signer) Sign(random io.Reader, digest []byte, opts crypto.SignerOpts) ([]byte, error) {

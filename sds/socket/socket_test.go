@@ -1,10 +1,12 @@
 package socket
 
 import (
+	"errors"
 	"net"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 )
 
@@ -22,7 +24,7 @@ func TestListen(t *testing.T) {
 		t.Errorf("a live socket was taken over: %v", err)
 	}
 	// A crash leaves the socket behind.
-	ln.(*net.UnixListener).SetUnlinkOnClose(false)
+	ln.(*listener).SetUnlinkOnClose(false)
 	ln.Close()
 	if ln, err = Listen(path); err != nil {
 		t.Fatalf("stale socket: %v", err)
@@ -38,6 +40,70 @@ func TestListen(t *testing.T) {
 	}
 	if _, err := Listen("/" + strings.Repeat("x", 108)); err == nil || !strings.Contains(err.Error(), "the kernel allows 107") {
 		t.Errorf("long path: %v", err)
+	}
+}
+
+// Of many that find the socket of a crashed agent at once, exactly one serves it, and callers reach that one.
+func TestOneTakesALeftOverSocket(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "agent.sock")
+	for range 50 {
+		stale, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		stale.SetUnlinkOnClose(false)
+		stale.Close()
+		var wg sync.WaitGroup
+		listeners := make(chan net.Listener, 8)
+		for range cap(listeners) {
+			wg.Go(func() {
+				if ln, err := Listen(path); err == nil {
+					listeners <- ln
+				} else if !errors.Is(err, errServed) {
+					t.Error(err)
+				}
+			})
+		}
+		wg.Wait()
+		if len(listeners) != 1 {
+			t.Fatalf("%d of 8 serve the socket", len(listeners))
+		}
+		ln := <-listeners
+		c, err := net.Dial("unix", path)
+		if err != nil {
+			t.Fatalf("the one that serves the socket is not reached: %v", err)
+		}
+		c.Close()
+		if err := ln.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// A process that holds the lock keeps its socket, also while it does not answer.
+func TestHeldSocketIsNotTaken(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "agent.sock")
+	lock, err := hold(path + ".lock")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Listen(path); !errors.Is(err, errServed) {
+		t.Errorf("got %v", err)
+	}
+	lock.Close()
+	ln, err := Listen(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ln.Close()
+	if err := os.Remove(path + ".lock"); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(filepath.Join(t.TempDir(), "elsewhere"), path+".lock"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Listen(path); err == nil {
+		t.Error("a link was followed")
 	}
 }
 

@@ -46,7 +46,7 @@ type serverYAML struct {
 	AuditLog    string            `json:"auditLog"`
 	IssuanceLog string            `json:"issuanceLog,omitempty"`
 	Issuer      map[string]string `json:"issuer,omitempty"`
-	Keys        map[string]string `json:"keys,omitempty"`
+	Keys        any               `json:"keys,omitempty"` // a map
 	Profile     map[string]string `json:"profile,omitempty"`
 	Parent      map[string]any    `json:"parent,omitempty"`
 	Issuers     []map[string]any  `json:"issuers,omitempty"`

@@ -44,7 +44,7 @@ func TestStaticJWKS(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, stderr, err := Run(t, "", "authority", "init", "-c", s.Config); err == nil || !strings.Contains(stderr, "has authorities already") {
+	if _, stderr, err := Run(t, "", "authority", "init", "-c", s.Config); err == nil || !strings.Contains(stderr, "exist already") {
 		t.Errorf("a second init should be refused: %v, %s", err, stderr)
 	}
 	if again, err := os.ReadFile(s.Roots); err != nil || string(again) != string(roots) {

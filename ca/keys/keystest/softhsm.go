@@ -5,7 +5,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"testing"
 )
 
@@ -23,18 +22,7 @@ type Token struct {
 // SoftHSM makes a token, with the pinned tool softhsm2. Without that the test is skipped, or fails when CI=true.
 func SoftHSM(t testing.TB) Token {
 	t.Helper()
-	tools := os.Getenv("CHANCERY_TOOLS")
-	if _, file, _, ok := runtime.Caller(0); ok && tools == "" {
-		tools = filepath.Join(filepath.Dir(file), "..", "..", "..", ".tools")
-	}
-	util := filepath.Join(tools, "softhsm2")
-	if _, err := os.Stat(util); err != nil {
-		why := fmt.Sprintf("tool softhsm2 is not in %s; install it with test/tools/install.sh softhsm2", tools)
-		if os.Getenv("CI") == "true" {
-			t.Fatal(why)
-		}
-		t.Skip(why)
-	}
+	util := tool(t, "softhsm2")
 	dir := t.TempDir()
 	token := Token{Dir: filepath.Join(dir, "tokens"), PINFile: filepath.Join(dir, "pin")}
 	conf := filepath.Join(dir, "softhsm2.conf")
@@ -53,7 +41,7 @@ func SoftHSM(t testing.TB) Token {
 	if err != nil {
 		t.Fatalf("making a token: %v\n%s", err, out)
 	}
-	module, err := filepath.EvalSymlinks(filepath.Join(tools, "softhsm2.so"))
+	module, err := filepath.EvalSymlinks(filepath.Join(filepath.Dir(util), "softhsm2.so"))
 	if err != nil {
 		t.Fatal(err)
 	}

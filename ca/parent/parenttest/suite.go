@@ -41,8 +41,7 @@ func Run(t *testing.T, c Config) {
 func start(t *testing.T, c Config) (*World, *Peer, *renewal.Renewer) {
 	t.Helper()
 	w := NewWorld(t)
-	p := &Peer{World: w, closed: make(chan struct{})}
-	p.set(issues(w.Above, Lifetime, nil), "")
+	p := NewPeer(w)
 	parent := c.Start(t, p)
 	t.Cleanup(func() { close(p.closed) }) // before the server of Start is closed, which waits for its handlers
 	return w, p, w.Renewer(parent)
@@ -188,6 +187,11 @@ func hanging(t *testing.T, c Config) {
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- r.Renew(ctx) }()
+	select {
+	case <-p.hung:
+	case err := <-done:
+		t.Fatalf("a parent that hangs answered: %v", err)
+	}
 	for range 5 {
 		w.Issue(t)
 		w.Keeper.Document()

@@ -264,7 +264,7 @@ type Peer struct {
 	fault  Fault
 	down   func()
 	up     func()
-	asked  int
+	hung   chan struct{} // gets a value when a call begins to hang
 	closed chan struct{}
 }
 
@@ -279,7 +279,6 @@ func (p *Peer) Sign(der []byte) ([]*x509.Certificate, error) {
 	}
 	p.mu.Lock()
 	sign := p.sign
-	p.asked++
 	p.mu.Unlock()
 	return sign(csr)
 }
@@ -288,6 +287,12 @@ func (p *Peer) Sign(der []byte) ([]*x509.Certificate, error) {
 func (p *Peer) Fault() Fault {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if p.fault == Hanging {
+		select {
+		case p.hung <- struct{}{}:
+		default:
+		}
+	}
 	return p.fault
 }
 
@@ -344,7 +349,7 @@ var errRefused = errors.New("the policy says no")
 
 // NewPeer returns a peer of a world that signs well, for tests beside the suite.
 func NewPeer(w *World) *Peer {
-	p := &Peer{World: w, closed: make(chan struct{})}
+	p := &Peer{World: w, closed: make(chan struct{}), hung: make(chan struct{}, 1)}
 	p.set(issues(w.Above, Lifetime, nil), "")
 	return p
 }

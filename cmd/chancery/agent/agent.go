@@ -64,6 +64,7 @@ func serve(ctx context.Context, s *Settings, logger *slog.Logger) error {
 		return err
 	}
 	logger.Info("agent serves", "socket", s.Socket, "metrics", metrics.Addr().String(), "spiffe_id", s.id.String())
+	defer process.SayStopping(ctx, logger)()
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return keeper.Run(ctx) })
 	g.Go(func() error {

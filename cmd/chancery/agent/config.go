@@ -42,7 +42,7 @@ type Config struct {
 	// unknown.
 	Naming []NamingConfig `json:"naming,omitempty"`
 	// Metrics is the HTTP address of /metrics, /healthz and /readyz, host:port. It is not authenticated. Default
-	// 127.0.0.1:9444. On a loopback address Go's profiles are served too, under /debug/pprof/.
+	// 127.0.0.1:9444. On a loopback address /readyz also says what is missing, and Go's profiles are served, under /debug/pprof/.
 	Metrics string `json:"metrics,omitempty"`
 	// AddrFile, if set, is written once the agent listens: a line metrics=HOST:PORT.
 	AddrFile string `json:"addrFile,omitempty"`

@@ -181,7 +181,7 @@ func (e *exam) keys(ctx context.Context, doc *authority.Document, td trust.Domai
 	ctx, cancel := context.WithTimeout(ctx, keyTimeout)
 	defer cancel()
 	out := []checkup.Key{}
-	kept, storeErr := e.openStore(ctx)
+	kept, storeErr := e.openStore(ctx, sealer)
 	if kept != nil {
 		defer kept.Close()
 	}
@@ -209,7 +209,7 @@ func (e *exam) keys(ctx context.Context, doc *authority.Document, td trust.Domai
 var errToken = errors.New("a token is not opened while the server is down, since each wrong PIN counts; a server that runs says how its keys are")
 
 // openStore opens the key store of the config; nil without one.
-func (e *exam) openStore(ctx context.Context) (keystore.Store, error) {
+func (e *exam) openStore(ctx context.Context, sealer *keys.Sealer) (keystore.Store, error) {
 	if e.settings.Keys.PKCS11 != "" {
 		return nil, errToken
 	}
@@ -217,7 +217,7 @@ func (e *exam) openStore(ctx context.Context) (keystore.Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	return place.Open(ctx, slog.New(slog.DiscardHandler))
+	return place.Open(ctx, sealer, slog.New(slog.DiscardHandler))
 }
 
 // tryKey makes a signature with an authority's key, and returns how long that took.

@@ -28,7 +28,7 @@ type HTTP struct {
 }
 
 // Run serves until ctx ends. /healthz says that the process runs, /readyz that it can do its work. On a loopback
-// address it also serves Go's profiles.
+// address /readyz also says what is missing, and Go's profiles are served: others should not see so much.
 func (h HTTP) Run(ctx context.Context, l net.Listener) error {
 	s := &http.Server{
 		Handler: h.handler(l.Addr()), ReadHeaderTimeout: 5 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10,
@@ -42,18 +42,23 @@ func (h HTTP) Run(ctx context.Context, l net.Listener) error {
 }
 
 func (h HTTP) handler(addr net.Addr) http.Handler {
+	a, ok := addr.(*net.TCPAddr)
+	local := ok && a.IP.IsLoopback()
 	mux := http.NewServeMux()
 	// A gzip writer costs 2 to 3 MB of heap at each scrape, as much as a fifth of an agent, for a page of a few kB.
 	mux.Handle("GET /metrics", promhttp.HandlerFor(h.Metrics, promhttp.HandlerOpts{MaxRequestsInFlight: 4, DisableCompression: true}))
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
-		if err := h.Ready(); err != nil {
+		switch err := h.Ready(); {
+		case err == nil:
+			fmt.Fprintln(w, "ok")
+		case local:
 			http.Error(w, err.Error(), http.StatusServiceUnavailable)
-			return
+		default:
+			http.Error(w, "not ready; the log says why", http.StatusServiceUnavailable)
 		}
-		fmt.Fprintln(w, "ok")
 	})
-	if a, ok := addr.(*net.TCPAddr); ok && a.IP.IsLoopback() { // profiles show more than others should see
+	if local {
 		mux.HandleFunc("GET /debug/pprof/", pprof.Index)
 		mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
 		mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)

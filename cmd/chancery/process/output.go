@@ -48,7 +48,7 @@ func WriteAddrFile(path, content string) error {
 	return nil
 }
 
-// ReplaceFile writes a file of the given mode, complete or not at all.
+// ReplaceFile writes a file of the given mode, whatever the umask, complete or not at all.
 func ReplaceFile(path string, data []byte, mode os.FileMode) error {
 	tmp := path + ".new"
 	if err := os.Remove(tmp); err != nil && !errors.Is(err, fs.ErrNotExist) { // of a crash, maybe with another mode
@@ -58,7 +58,10 @@ func ReplaceFile(path string, data []byte, mode os.FileMode) error {
 	if err != nil {
 		return fmt.Errorf("writing %s: %w", path, err)
 	}
-	_, err = f.Write(data)
+	err = f.Chmod(mode) // roots are public also where the umask says that nothing is
+	if err == nil {
+		_, err = f.Write(data)
+	}
 	if err == nil {
 		err = f.Sync() // else a crash could leave the name with nothing in it
 	}

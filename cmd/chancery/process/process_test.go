@@ -1,15 +1,18 @@
 package process
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -138,6 +141,18 @@ func TestProfilesOnLoopbackOnly(t *testing.T) {
 	}
 }
 
+// What a process lacks names files, keys and clusters: that is not for whoever reaches a public address.
+func TestReasonsOnLoopbackOnly(t *testing.T) {
+	h := HTTP{Metrics: NewRegistry(), Ready: func() error { return errors.New("key of issuer 4f2a: the token is gone") }}
+	for host, told := range map[string]bool{"127.0.0.1": true, "::1": true, "0.0.0.0": false, "::": false, "192.0.2.1": false} {
+		w := httptest.NewRecorder()
+		h.handler(&net.TCPAddr{IP: net.ParseIP(host), Port: 1}).ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/readyz", nil))
+		if got := strings.Contains(w.Body.String(), "token"); got != told || w.Code != 503 || !told && w.Body.String() != "not ready; the log says why\n" {
+			t.Errorf("/readyz on %s: status %d, %q", host, w.Code, w.Body)
+		}
+	}
+}
+
 func TestEnded(t *testing.T) {
 	running := t.Context()
 	stopped, stop := context.WithCancel(running)
@@ -156,6 +171,19 @@ func TestEnded(t *testing.T) {
 	}
 }
 
+func TestSayStopping(t *testing.T) {
+	var log bytes.Buffer
+	logger := slog.New(slog.NewTextHandler(&log, nil))
+	ctx, cancel := context.WithCancelCause(t.Context())
+	SayStopping(ctx, logger)()
+	end := SayStopping(ctx, logger)
+	cancel(errors.New("terminated signal received"))
+	end()
+	if n := strings.Count(log.String(), `msg=stopping reason="terminated signal received"`); n != 1 {
+		t.Errorf("said %d times: %s", n, log.String())
+	}
+}
+
 func TestReplaceFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "f")
 	if err := os.WriteFile(path+".new", []byte("of a crash"), 0o644); err != nil {
@@ -169,6 +197,16 @@ func TestReplaceFile(t *testing.T) {
 		info, _ := os.Stat(path)
 		if err != nil || string(data) != text || info.Mode() != 0o600 {
 			t.Errorf("got %q %v %v", data, info.Mode(), err)
+		}
+	}
+	// What is public is so under any umask, and what is not is not.
+	defer syscall.Umask(syscall.Umask(0o077))
+	for _, mode := range []os.FileMode{0o644, 0o600} {
+		if err := ReplaceFile(path, nil, mode); err != nil {
+			t.Error(err)
+		}
+		if info, err := os.Stat(path); err != nil || info.Mode() != mode {
+			t.Errorf("mode %v under umask 077, want %v: %v", info.Mode(), mode, err)
 		}
 	}
 	// A link that somebody else put there is not followed.

@@ -47,6 +47,7 @@ func serve(ctx context.Context, settings *Settings, logger *slog.Logger) error {
 		return err
 	}
 	tuneRuntime()
+	defer process.SayStopping(ctx, logger)()
 	return s.Run(ctx, nil)
 }
 

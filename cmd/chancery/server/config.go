@@ -7,6 +7,7 @@ import (
 	"github.com/chancery-project/chancery/cmd/chancery/process"
 	"github.com/chancery-project/chancery/cmd/chancery/server/admission"
 	"github.com/chancery-project/chancery/cmd/chancery/server/keystore"
+	"github.com/chancery-project/chancery/cmd/chancery/server/lifetimes"
 	"github.com/chancery-project/chancery/cmd/chancery/server/parents"
 )
 
@@ -20,7 +21,7 @@ type Config struct {
 	// Istio's agents. Default: the host of Listen, and localhost.
 	ServerNames []string `json:"serverNames,omitempty"`
 	// Metrics is the HTTP address of /metrics, /healthz and /readyz, host:port. It is not authenticated. Default
-	// 127.0.0.1:9443. On a loopback address Go's profiles are served too, under /debug/pprof/.
+	// 127.0.0.1:9443. On a loopback address /readyz also says what is missing, and Go's profiles are served, under /debug/pprof/.
 	Metrics string `json:"metrics,omitempty"`
 	// AddrFile, if set, is written once the server listens: lines listen=HOST:PORT and metrics=HOST:PORT.
 	AddrFile string `json:"addrFile,omitempty"`
@@ -40,6 +41,8 @@ type Config struct {
 	Issuers []parents.ServerConfig `json:"issuers,omitempty"`
 	// Keys says where private keys of root and issuer are made and kept. Default: sealed in the state.
 	Keys keystore.Config `json:"keys,omitzero"`
+	// Lifetimes are those of the root and issuers that the server makes. Not beside Issuer, which brings its own.
+	Lifetimes lifetimes.Config `json:"lifetimes,omitzero"`
 	// Profile sets lifetimes and key types of workload certificates. All fields have defaults.
 	Profile ca.ProfileConfig `json:"profile,omitzero"`
 	// Clusters lists whose tokens are accepted. At least one.
@@ -98,7 +101,8 @@ type ClusterConfig struct {
 func (c *Config) setDefaults(file string) error {
 	process.SetDefault(&c.Listen, "127.0.0.1:8443")
 	process.SetDefault(&c.Metrics, "127.0.0.1:9443")
-	paths := []*string{&c.AddrFile, &c.State.SQLite, &c.State.SealingKey, &c.AuditLog, &c.Keys.Dir, &c.Keys.PassphraseFile, &c.IssuanceLog}
+	paths := []*string{&c.AddrFile, &c.State.SQLite, &c.State.SealingKey, &c.AuditLog, &c.IssuanceLog}
+	paths = append(paths, c.Keys.Paths()...)
 	if c.Issuer != nil {
 		paths = append(paths, &c.Issuer.CACerts, &c.Issuer.TLS)
 	}

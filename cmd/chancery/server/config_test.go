@@ -55,6 +55,8 @@ func TestDocumentedDefaults(t *testing.T) {
 		{"allowUnboundTokens", s.Clusters[0].AllowUnboundTokens, false},
 		{"maxRenewalAge", s.renewalAges[0], time.Duration(0)}, // csr takes its default, 24h
 		{"maxRenewalAge of csr", csr.DefaultMaxRenewalAge, 24 * time.Hour},
+		{"lifetimes.root", s.lifetimes.Root, 87600 * time.Hour},
+		{"lifetimes.issuer", s.lifetimes.Issuer, 168 * time.Hour},
 		{"profile.maxTTL", s.profile.MaxTTL(), 24 * time.Hour},
 		{"profile.defaultTTL", ca.DefaultTTL, time.Hour},
 		{"admission", s.admission, csr.AdmissionConfig{}}, // csr takes its defaults:
@@ -137,6 +139,15 @@ func TestConfigErrors(t *testing.T) {
 		{"auditLog: audit.jsonl", "", "auditLog", "audit.jsonl"},
 		{"state:", "issuer: {}\nstate:", "issuer", "set cacerts or tls"},
 		{"state:", "issuer: {cacerts: a, tls: b}\nstate:", "issuer", "set the one"},
+		{"state:", "lifetimes: {root: 10y}\nstate:", "lifetimes.root", "like 90s"},
+		{"state:", "lifetimes: {root: 335h}\nstate:", "lifetimes.root", "at least twice lifetimes.issuer"},
+		{"state:", "lifetimes: {root: 219001h}\nstate:", "lifetimes.root", "above 219000h"},
+		{"state:", "lifetimes: {issuer: 9m}\nstate:", "lifetimes.issuer", "twice profile.defaultTTL"},
+		{"state:", "lifetimes: {issuer: 3h}\nprofile: {defaultTTL: 2h}\nstate:", "lifetimes.issuer", "below 4h"},
+		{"state:", "lifetimes: {issuer: 87601h, root: 219000h}\nstate:", "lifetimes.issuer", "above 87600h"},
+		{"state:", "lifetimes: {issuer: -1h}\nstate:", "lifetimes.issuer", "negative"},
+		{"state:", "lifetimes: {leaf: 1h}\nstate:", `there is no field "lifetimes.leaf"`, "known are root, issuer"},
+		{"state:", "lifetimes: {issuer: 24h}\nissuer: {tls: t}\nstate:", "issuer and lifetimes", "leave lifetimes out"},
 		{"state:", "profile: {defaultTTL: 48h}\nstate:", "profile", "above maxTTL"},
 		{"state:", "profile: {maxTTL: 1d}\nstate:", "profile", "like 90s"},
 		{"state:", "profile: {keyTypes: [dsa]}\nstate:", "profile", "keyTypes"},
@@ -153,7 +164,8 @@ func TestConfigErrors(t *testing.T) {
 	} {
 		text := strings.Replace(minimal, c.old, c.new, 1)
 		_, err := parseConfig([]byte(text), "/c/server.yaml")
-		if err == nil || !strings.HasPrefix(err.Error(), "config /c/server.yaml: "+c.field) || !strings.Contains(err.Error(), c.right) {
+		if err == nil || !strings.HasPrefix(err.Error(), "config /c/server.yaml: "+c.field) || !strings.Contains(err.Error(), c.right) ||
+			strings.Contains(err.Error(), "profile: profile") {
 			t.Errorf("%q: got %v; want the field %s and %q", c.new, err, c.field, c.right)
 		}
 	}

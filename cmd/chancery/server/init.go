@@ -63,7 +63,7 @@ func initialize(ctx context.Context, s *Settings, roots []*x509.Certificate, out
 		defer issued.Close()
 		defer log.Close() // before it
 	}
-	kept, err := s.keys.Open(ctx, slog.New(slog.DiscardHandler))
+	kept, err := s.keys.Open(ctx, sealer, slog.New(slog.DiscardHandler))
 	if err != nil {
 		return s.wrong(err)
 	}
@@ -72,7 +72,7 @@ func initialize(ctx context.Context, s *Settings, roots []*x509.Certificate, out
 	}
 	doc, err := authority.Init(ctx, authority.Config{
 		Domain: s.domain, Store: st, Sealer: sealer, Log: log, Logger: slog.New(slog.DiscardHandler), Plugged: s.Issuer.plugged(),
-		IssuanceLog: listed, Keys: kept, KeyType: s.keys.Type(), Roots: roots,
+		IssuanceLog: listed, Keys: kept, KeyType: s.keys.Type(), RootTTL: s.lifetimes.Root, IssuerTTL: s.lifetimes.Issuer, Roots: roots,
 	}, process.UserName(uint32(os.Getuid())))
 	if err != nil {
 		return err
@@ -94,9 +94,18 @@ func initialize(ctx context.Context, s *Settings, roots []*x509.Certificate, out
 	return nil
 }
 
+// existsError says that there is nothing to make. It is a store.ErrConflict, whose text would say that somebody else made it.
+type existsError struct{ text string }
+
+func (e *existsError) Error() string { return e.text }
+
+// Is implements errors.Is.
+func (e *existsError) Is(target error) bool { return target == store.ErrConflict }
+
 // alreadyMade makes up for a crash between document and roots.pem, and for an issuance log that the config names since.
 func alreadyMade(ctx context.Context, s *Settings, st *store.SQLite, data []byte, version uint64) error {
-	have := fmt.Errorf("the state %s has authorities already (%w); `chancery authority show -c %s` prints them", s.State.SQLite, store.ErrConflict, s.file)
+	have := error(&existsError{fmt.Sprintf("the authorities of this server exist already, in the state %s, and were not changed: `chancery authority show -c %s` prints them, "+
+		"`chancery server -c %[2]s` starts with them; for new ones beside them, name another file in state.sqlite", s.State.SQLite, s.file)})
 	_, err := os.Lstat(s.rootsFile())
 	rootsMissing := errors.Is(err, fs.ErrNotExist)
 	if !rootsMissing && s.IssuanceLog == "" {

@@ -97,11 +97,24 @@ func TestKeysConfig(t *testing.T) {
 		"keys: {passphraseFile: k}":    "keys: dir and passphraseFile belong together",
 		"keys: {pkcs11: 'pkcs11:a=b'}": "keys.pkcs11: attribute \"a\"",
 		"keys: {pkcs11: softhsm}":      "keys.pkcs11: it should be like",
-		"keys: {dir: k, pkcs11: x}":    "keys: dir and pkcs11 are both set",
+		"keys: {dir: k, pkcs11: x}":    "keys: more than one of dir, secrets, pkcs11 and kms",
 		"keys: {type: dsa}":            "keys.type: key type \"dsa\"",
-		"keys: {dir: k, passphraseFile: p, type: rsa}":                                    "",
-		"keys: {type: ed25519, pkcs11: 'pkcs11:module-path=/x.so;token=a?pin-source=/p'}": "keys.type: tokens make",
-		"issuer: {tls: /x}\nkeys: {type: p384}":                                           "issuer and keys are both set",
+		"keys: {dir: k, passphraseFile: p, type: rsa}":                                         "",
+		"keys: {type: ed25519, pkcs11: 'pkcs11:module-path=/x.so;token=a?pin-source=/p'}":      "keys.type: tokens and clouds make",
+		"keys: {secrets: {namespace: ns, kubeconfig: f}}":                                      "",
+		"keys: {secrets: {namespace: ns, inCluster: true}, type: mldsa65}":                     "",
+		"keys: {secrets: {namespace: ns}}":                                                     "keys.secrets: set one of",
+		"keys: {secrets: {namespace: ns, kubeconfig: f, inCluster: true}}":                     "keys.secrets: set one of",
+		"keys: {secrets: {kubeconfig: f}}":                                                     "keys.secrets.namespace: \"\"",
+		"keys: {secrets: {namespace: a/b, kubeconfig: f}}":                                     "keys.secrets.namespace: \"a/b\"",
+		"keys: {secrets: {namespace: ns, colour: red}}":                                        "keys.secrets.colour",
+		"keys: {secrets: {namespace: ns, inCluster: true}, dir: k}":                            "keys: more than one of",
+		"keys: {kms: 'awskms:region=eu-central-1', type: p384}":                                "",
+		"keys: {kms: 'awskms:region=eu-central-1', type: mldsa65}":                             "keys.type: tokens and clouds make",
+		"keys: {kms: 'awskms:profile=a'}":                                                      "keys.kms: region is missing",
+		"keys: {kms: 'vault:a=b'}":                                                             "keys.kms: it should be like awskms:",
+		"keys: {kms: 'awskms:region=eu-central-1', secrets: {namespace: ns, inCluster: true}}": "keys: more than one of",
+		"issuer: {tls: /x}\nkeys: {type: p384}":                                                "issuer and keys are both set",
 	} {
 		s, err := parseConfig([]byte(minimal+in+"\n"), "/etc/chancery/server.yaml")
 		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
@@ -109,6 +122,9 @@ func TestKeysConfig(t *testing.T) {
 		}
 		if err == nil && s.Keys.Dir != "" && (s.Keys.Dir != "/etc/chancery/k" || s.Keys.PassphraseFile != "/etc/chancery/p") {
 			t.Errorf("paths do not count from the file's folder: %+v", s.Keys)
+		}
+		if err == nil && s.Keys.Secrets != nil && s.Keys.Secrets.Kubeconfig != "" && s.Keys.Secrets.Kubeconfig != "/etc/chancery/f" {
+			t.Errorf("the kubeconfig's path does not count from the file's folder: %+v", s.Keys.Secrets)
 		}
 	}
 }

@@ -192,7 +192,7 @@ func (s *Settings) withAuthority(ctx context.Context, f func(c authority.Config,
 		defer issued.Close()
 		defer log.Close() // before it
 	}
-	kept, err := s.keys.Open(ctx, logger)
+	kept, err := s.keys.Open(ctx, sealer, logger)
 	if err != nil {
 		return s.wrong(err)
 	}
@@ -201,6 +201,6 @@ func (s *Settings) withAuthority(ctx context.Context, f func(c authority.Config,
 	}
 	return f(authority.Config{
 		Domain: s.domain, Store: st, Sealer: sealer, Log: log, Logger: logger, Plugged: s.Issuer.plugged(), IssuanceLog: listed,
-		Profiles: []*ca.Profile{s.profile, ca.ServerProfile()}, Keys: kept, KeyType: s.keys.Type(),
+		Profiles: []*ca.Profile{s.profile, ca.ServerProfile()}, Keys: kept, KeyType: s.keys.Type(), RootTTL: s.lifetimes.Root, IssuerTTL: s.lifetimes.Issuer,
 	}, process.UserName(uint32(os.Getuid())))
 }

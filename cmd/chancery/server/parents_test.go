@@ -22,6 +22,7 @@ func TestParentConfigErrors(t *testing.T) {
 		{"parent: {lifetime: 1h}", "parent", "exactly one of"},
 		{"parent: {files: {tls: a}, vault: {address: 'https://a', tokenFile: t}}", "parent", "2 kinds are set (files, vault)"},
 		{"parent: {files: {tls: a}}\nissuer: {tls: a}", "issuer and parent are both set", "set issuer for"},
+		{"parent: {files: {tls: a}}\nlifetimes: {issuer: 24h}", "parent and lifetimes are both set", "parent.lifetime"},
 		{"parent: {files: {}}", "parent.files", "set one of cacerts and tls"},
 		{"parent: {files: {tls: a, cacerts: b}}", "parent.files", "set one of cacerts and tls"},
 		{"parent: {files: {tls: a}, lifetime: soon}", "parent.lifetime", "like 90s"},

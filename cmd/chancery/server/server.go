@@ -118,11 +118,11 @@ func (s *Server) openState(ctx context.Context) (err error) {
 	if err := s.log.Append(audit.Record{Event: audit.Started, Detail: "server of trust domain " + c.TrustDomain}); err != nil {
 		return err
 	}
-	if s.keys, err = c.keys.Open(ctx, s.logger); err != nil {
+	if s.keys, err = c.keys.Open(ctx, sealer, s.logger); err != nil {
 		return c.wrong(err)
 	}
 	s.authority, err = authority.Open(ctx, authority.Config{
-		Domain: c.domain, Store: s.store, Sealer: sealer, Log: s.log, Logger: s.logger, Plugged: c.Issuer.plugged(), Keys: s.keys, KeyType: c.keys.Type(),
+		Domain: c.domain, Store: s.store, Sealer: sealer, Log: s.log, Logger: s.logger, Plugged: c.Issuer.plugged(), Keys: s.keys, KeyType: c.keys.Type(), RootTTL: c.lifetimes.Root, IssuerTTL: c.lifetimes.Issuer,
 		IssuanceLog: listed, Profiles: []*ca.Profile{c.profile, ca.ServerProfile()}, Parented: c.parent != nil,
 	})
 	if err != nil {
@@ -261,6 +261,22 @@ func (s *Server) Run(ctx context.Context, started func()) error {
 	return g.Wait()
 }
 
+// tellAfter is how long a server may be on its way to be ready before the log says what it lacks.
+const tellAfter = 10 * time.Second
+
+// reasons decides when the log says why a server is not ready: each reason once, and no more than one in tellAfter, since some
+// hold numbers that change.
+type reasons struct {
+	last string
+	next time.Time
+}
+
+func (r *reasons) due(err error, now time.Time) bool {
+	return err.Error() != r.last && !now.Before(r.next)
+}
+
+func (r *reasons) told(err error, now time.Time) { r.last, r.next = err.Error(), now.Add(tellAfter) }
+
 // watchReady keeps gRPC health in step with readiness and writes the address file.
 func (s *Server) watchReady(ctx context.Context, started func()) error {
 	addrs := fmt.Sprintf("listen=%s\nmetrics=%s\n", s.listener.Addr(), s.metrics.Addr())
@@ -270,6 +286,7 @@ func (s *Server) watchReady(ctx context.Context, started func()) error {
 	ticker := time.NewTicker(100 * time.Millisecond)
 	defer ticker.Stop()
 	var was error = errors.New("starting")
+	why := reasons{next: time.Now().Add(tellAfter)}
 	for {
 		for _, c := range s.clusters {
 			c.note(s.logger)
@@ -288,7 +305,11 @@ func (s *Server) watchReady(ctx context.Context, started func()) error {
 				started = nil
 			}
 		case err != nil && was == nil:
+			why.told(err, time.Now())
 			s.logger.Error("not ready any more", "reason", err.Error())
+		case err != nil && why.due(err, time.Now()): // /readyz says it on loopback only
+			why.told(err, time.Now())
+			s.logger.Warn("not ready", "reason", err.Error())
 		}
 		was = err
 		select {

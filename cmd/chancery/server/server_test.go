@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/chancery-project/chancery/ca/store"
 )
@@ -89,5 +90,27 @@ func TestInitCompletesAfterCrash(t *testing.T) {
 	}
 	if err := Init(t.Context(), s, &out); !errors.Is(err, store.ErrConflict) || strings.Contains(err.Error(), "has been written") {
 		t.Errorf("a second time: %v", err)
+	}
+}
+
+// The log says why a server is not ready: not while it starts, then each reason once, and never one after the other without
+// a pause.
+func TestReasonsInTheLog(t *testing.T) {
+	begin := time.Unix(0, 0)
+	why := reasons{next: begin.Add(tellAfter)}
+	for _, step := range []struct {
+		after  time.Duration
+		reason string
+		said   bool
+	}{
+		{0, "no keys", false}, {9 * time.Second, "no keys", false}, {10 * time.Second, "no keys", true}, {11 * time.Second, "no keys", false},
+		{12 * time.Second, "no pods", false}, {20 * time.Second, "no pods", true}, {time.Hour, "no pods", false}, {time.Hour, "no keys", true},
+	} {
+		err, now := errors.New(step.reason), begin.Add(step.after)
+		if got := why.due(err, now); got != step.said {
+			t.Errorf("%s after %s: said %t", step.reason, step.after, got)
+		} else if got {
+			why.told(err, now)
+		}
 	}
 }

@@ -3,10 +3,8 @@ package server
 import (
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 	"path/filepath"
-	"strings"
 	"time"
 
 	"github.com/chancery-project/chancery/ca"
@@ -16,6 +14,8 @@ import (
 	"github.com/chancery-project/chancery/cmd/chancery/process"
 	"github.com/chancery-project/chancery/cmd/chancery/server/admission"
 	"github.com/chancery-project/chancery/cmd/chancery/server/keystore"
+	"github.com/chancery-project/chancery/cmd/chancery/server/lifetimes"
+	"github.com/chancery-project/chancery/cmd/chancery/server/names"
 	"github.com/chancery-project/chancery/cmd/chancery/server/parents"
 	"github.com/chancery-project/chancery/csr"
 	"github.com/chancery-project/chancery/csr/issuers"
@@ -30,6 +30,7 @@ type Settings struct {
 	domain      trust.Domain
 	profile     *ca.Profile
 	keys        *keystore.Place
+	lifetimes   *lifetimes.Lifetimes
 	parent      *parents.Place // nil without one
 	grants      map[trust.ID]issuers.Grant
 	admission   csr.AdmissionConfig
@@ -94,9 +95,12 @@ func (s *Settings) parse() (err error) {
 		return fmt.Errorf("trustDomain: %w", err)
 	}
 	if s.profile, err = ca.NewProfile("workload", s.Profile); err != nil {
-		return fmt.Errorf("profile: %w", err)
+		return err // it names the profile
 	}
 	if s.keys, err = keystore.Parse(s.Keys); err != nil {
+		return err
+	}
+	if s.lifetimes, err = lifetimes.Parse(s.Lifetimes, s.profile.DefaultTTL()); err != nil {
 		return err
 	}
 	if s.admission, err = admission.Parse(s.Admission); err != nil {
@@ -126,8 +130,12 @@ func (s *Settings) checkPresent() error {
 		return errors.New("issuer: cacerts and tls are both set; set the one whose layout the folder has")
 	case s.Issuer != nil && s.Issuer.CACerts == "" && s.Issuer.TLS == "":
 		return errors.New("issuer: set cacerts or tls to a folder, or leave issuer out")
+	case s.Parent != nil && s.Lifetimes != (lifetimes.Config{}):
+		return errors.New("parent and lifetimes are both set; the root is the parent's, and the issuer's lifetime is parent.lifetime, so leave lifetimes out")
 	case s.Issuer != nil && s.Parent != nil:
 		return errors.New("issuer and parent are both set; set issuer for a key that somebody else renews in files, parent for one that this server makes")
+	case s.Issuer != nil && s.Lifetimes != (lifetimes.Config{}):
+		return errors.New("issuer and lifetimes are both set; a plugged-in issuer brings its own lifetimes along, so leave lifetimes out")
 	case s.Issuer != nil && s.Keys != (keystore.Config{}):
 		return errors.New("issuer and keys are both set; a plugged-in issuer brings its key along, so leave keys out")
 	}
@@ -160,47 +168,9 @@ func (s *Settings) parseClusters() error {
 }
 
 // parseNames splits the server's names into DNS names and IPs.
-func (s *Settings) parseNames() error {
-	names := s.ServerNames
-	if len(names) == 0 {
-		host, _, err := net.SplitHostPort(s.Listen)
-		if err != nil {
-			return fmt.Errorf("listen: %w", err)
-		}
-		names = []string{"localhost"}
-		if ip, err := netip.ParseAddr(host); host != "" && (err != nil || !ip.IsUnspecified()) {
-			names = append(names, host)
-		}
-	}
-	seen := map[string]bool{}
-	for i, n := range names {
-		if seen[n] {
-			continue
-		}
-		seen[n] = true
-		ip, err := netip.ParseAddr(n)
-		switch {
-		case err == nil && !ip.IsUnspecified() && ip.Zone() == "":
-			s.ips = append(s.ips, ip.Unmap())
-		case err != nil && isHostName(n):
-			s.dns = append(s.dns, n)
-		default:
-			return fmt.Errorf("serverNames[%d]: %q is no name that clients can reach a server by; give DNS names such as chancery.example, or IPs", i, n)
-		}
-	}
-	return nil
-}
-
-func isHostName(s string) bool {
-	if len(s) > 253 {
-		return false
-	}
-	for label := range strings.SplitSeq(s, ".") {
-		if label == "" || len(label) > 63 || strings.Trim(label, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_") != "" {
-			return false
-		}
-	}
-	return true
+func (s *Settings) parseNames() (err error) {
+	s.dns, s.ips, err = names.Parse(s.ServerNames, s.Listen)
+	return err
 }
 
 func (c *IssuerConfig) plugged() *authority.Plugged {

@@ -14,6 +14,7 @@ import (
 	"github.com/chancery-project/chancery/ca/audit"
 	"github.com/chancery-project/chancery/ca/authority"
 	"github.com/chancery-project/chancery/ca/files"
+	"github.com/chancery-project/chancery/ca/kube"
 	"github.com/chancery-project/chancery/ca/parent/cfssl"
 	parentfiles "github.com/chancery-project/chancery/ca/parent/files"
 	parentkube "github.com/chancery-project/chancery/ca/parent/kube"
@@ -23,7 +24,6 @@ import (
 	"github.com/chancery-project/chancery/csr"
 	"github.com/chancery-project/chancery/csr/client"
 	"github.com/chancery-project/chancery/csr/issuers"
-	"github.com/chancery-project/chancery/csr/kube"
 	"github.com/chancery-project/chancery/trust"
 )
 
@@ -99,7 +99,7 @@ func (p *Place) open(e Env) (renewal.Parent, error) {
 			Token: client.TokenFile(c.Chancery.TokenFile), Cluster: c.Chancery.Cluster, TTL: p.lifetime,
 		}), nil
 	case "certManager":
-		api, err := kube.APIConfig(c.CertManager.Kubeconfig)
+		api, err := kube.Config(c.CertManager.Kubeconfig)
 		if err != nil {
 			return nil, err
 		}

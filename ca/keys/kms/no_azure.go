@@ -1,0 +1,7 @@
+//go:build !azurekms
+
+package kms
+
+import "context"
+
+func openAzure(context.Context, *URI) (service, error) { return nil, notBuilt("azurekms") }

@@ -41,7 +41,8 @@ type Config struct {
 	Issuers []parents.ServerConfig `json:"issuers,omitempty"`
 	// Keys says where private keys of root and issuer are made and kept. Default: sealed in the state.
 	Keys keystore.Config `json:"keys,omitzero"`
-	// Lifetimes are those of the root and issuers that the server makes. Not beside Issuer, which brings its own.
+	// Lifetimes are those of the root and issuers that the server makes. Not beside Issuer, which brings its own, or Parent,
+	// which has a lifetime of its own.
 	Lifetimes lifetimes.Config `json:"lifetimes,omitzero"`
 	// Profile sets lifetimes and key types of workload certificates. All fields have defaults.
 	Profile ca.ProfileConfig `json:"profile,omitzero"`

@@ -21,7 +21,9 @@ type CRLRequest struct {
 	ThisUpdate time.Time
 	NextUpdate time.Time
 	Revoked    []x509.RevocationListEntry // serial, time and reason are used; none makes an empty CRL
-	Requester  audit.Requester
+	// UserCertsOnly says so in the CRL (critical, RFC 5280 section 5.2.5): for an issuer below which there are leaves only.
+	UserCertsOnly bool
+	Requester     audit.Requester
 }
 
 // DraftCRL validates the request, writes the CRL and lints it. Draft.Prepare and IssueCRL do the rest, in the two steps
@@ -33,6 +35,7 @@ func (i *Issuer) DraftCRL(r CRLRequest) (*Draft, error) {
 	}
 	c := &tbs.CRL{
 		Algorithm: i.algorithm.ID, Issuer: i.name, ThisUpdate: r.ThisUpdate, NextUpdate: r.NextUpdate, Number: r.Number, AKI: i.ski,
+		UserCertsOnly: r.UserCertsOnly,
 	}
 	for _, e := range r.Revoked {
 		if e.SerialNumber == nil {
@@ -52,7 +55,10 @@ func (i *Issuer) DraftCRL(r CRLRequest) (*Draft, error) {
 	if err != nil {
 		return nil, fmt.Errorf("the CRL to sign does not parse: %w", err)
 	}
-	l := lint.CRL{CRL: crl, Now: now, IssuerName: i.name, IssuerSKI: i.ski, IssuerNotAfter: i.notAfter, Number: r.Number, Entries: len(r.Revoked)}
+	l := lint.CRL{
+		CRL: crl, Now: now, IssuerName: i.name, IssuerSKI: i.ski, IssuerNotAfter: i.notAfter, Number: r.Number, Entries: len(r.Revoked),
+		UserCertsOnly: r.UserCertsOnly,
+	}
 	if err := l.Run(); err != nil {
 		return nil, err
 	}

@@ -194,7 +194,7 @@ func TestCRLsRefused(t *testing.T) {
 		{"listed twice", func(r *CRLRequest) {
 			r.Revoked = []x509.RevocationListEntry{{SerialNumber: serial, RevocationTime: now}, {SerialNumber: serial, RevocationTime: now}}
 		}},
-		{"after thisUpdate", func(r *CRLRequest) {
+		{"in the future", func(r *CRLRequest) {
 			r.Revoked = []x509.RevocationListEntry{{SerialNumber: serial, RevocationTime: now.Add(time.Minute)}}
 		}},
 		{"reason 8", func(r *CRLRequest) {

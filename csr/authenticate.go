@@ -180,6 +180,9 @@ func (s *Service) byCertificate(ctx context.Context, cred credentialsOf) (caller
 	if err != nil || att == nil {
 		return caller{}, unauthenticated(ReasonSVID, "the certificate of %s does not say when a token last proved it; come with a token", id)
 	}
+	if d := s.notRevoked(id, cred.certs[0]); d != nil {
+		return caller{}, d
+	}
 	cluster, ok := s.clusters[att.Cluster]
 	if !ok || cred.cluster != "" && cred.cluster != att.Cluster {
 		return caller{}, unauthenticated(ReasonCluster, "the certificate of %s was issued for cluster %.80q", id, att.Cluster)
@@ -198,6 +201,22 @@ func (s *Service) byCertificate(ctx context.Context, cred credentialsOf) (caller
 		ID: id, Method: MethodMTLS, Cluster: att.Cluster, Namespace: namespace, ServiceAccount: account, Node: att.Node,
 		CredentialID: fmt.Sprintf("serial=%x", cred.certs[0].SerialNumber), AttestedAt: att.Time,
 	}}, nil
+}
+
+// notRevoked refuses a certificate that is revoked, whatever for: who has it may not be who should (decision D16). A token
+// helps, unless the identity itself is revoked.
+func (s *Service) notRevoked(id trust.ID, cert *x509.Certificate) *Denial {
+	set := s.revocations()
+	if set.Identity(id.String()) {
+		return revoked(id)
+	}
+	switch revoked, sure := set.Serial(cert.SerialNumber); {
+	case revoked:
+		return unauthenticated(ReasonSVIDRevoked, "certificate %x is revoked; come with a token", cert.SerialNumber)
+	case !sure:
+		return notReady(errors.New("what is revoked is being read from the issuance log"))
+	}
+	return nil
 }
 
 func asDenial(err error) *Denial {

@@ -3,6 +3,7 @@ package csr
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"time"
 
@@ -12,6 +13,8 @@ import (
 
 	"github.com/chancery-project/chancery/ca"
 	"github.com/chancery-project/chancery/ca/audit"
+	"github.com/chancery-project/chancery/ca/revocation"
+	"github.com/chancery-project/chancery/csr/agents"
 	"github.com/chancery-project/chancery/trust"
 )
 
@@ -26,6 +29,10 @@ type Config struct {
 	Sampler   *ca.Sampler
 	Logger    *slog.Logger
 	Metrics   *Metrics
+	// Revocations returns what is revoked at the moment; nil for nothing, ever.
+	Revocations func() *revocation.Set
+	Agents      *agents.Hub     // whom Sync serves; nil for one that never has anything to send
+	Checkpoints func() []string // of the issuance logs, sent along with native answers (decision D21); nil for none
 }
 
 // Service answers certificate requests. Its methods are safe for concurrent use.
@@ -42,6 +49,10 @@ type Service struct {
 	denials   *rate.Limiter // of audit records that anybody on the network can cause
 	faults    *rate.Limiter // of audit records on faults of ours
 	rendered  renderCache
+
+	revocations func() *revocation.Set
+	agents      *agents.Hub
+	checkpoints func() []string
 }
 
 // NewService returns a service.
@@ -49,7 +60,17 @@ func NewService(c Config) (*Service, error) {
 	if len(c.Clusters) == 0 {
 		return nil, errors.New("no clusters configured: nobody could ask for a certificate")
 	}
+	if c.Revocations == nil {
+		c.Revocations = func() *revocation.Set { return nil }
+	}
+	if c.Checkpoints == nil {
+		c.Checkpoints = func() []string { return nil }
+	}
+	if c.Agents == nil {
+		c.Agents = agents.New(agents.Config{})
+	}
 	return &Service{
+		revocations: c.Revocations, agents: c.Agents, checkpoints: c.Checkpoints,
 		domain: c.Domain, issuer: c.Issuer, profile: c.Profile, clusters: c.Clusters, admission: newAdmission(c.Admission),
 		log: c.Log, sampler: c.Sampler, logger: c.Logger, metrics: c.Metrics, denials: rate.NewLimiter(100, 1000), faults: rate.NewLimiter(100, 1000),
 	}, nil
@@ -76,6 +97,7 @@ type ask struct {
 	csr      []byte // DER
 	identity string // empty: the caller's own
 	lifetime time.Duration
+	api      string
 }
 
 // issue decides on one request of an authenticated caller and has it signed, by the given issuer.
@@ -87,6 +109,9 @@ func (s *Service) issue(ctx context.Context, issuer *ca.Issuer, c caller, a ask)
 	id, att, d := s.identity(ctx, c, a.identity)
 	if d != nil {
 		return nil, trust.ID{}, d
+	}
+	if id != c.ID && s.revocations().Identity(id.String()) { // the caller's own was looked at when it authenticated
+		return nil, id, revoked(id)
 	}
 	pub, d := parseCSR(a.csr, id)
 	if d != nil {
@@ -103,7 +128,12 @@ func (s *Service) issue(ctx context.Context, issuer *ca.Issuer, c caller, a ask)
 		return nil, id, refusal(err)
 	}
 	s.sampler.Offer(cert)
+	s.agents.Issued(a.api, id.String(), cert.NotAfter)
 	return cert, id, nil
+}
+
+func revoked(id trust.ID) *Denial {
+	return &Denial{Code: codes.PermissionDenied, Reason: ReasonRevoked, Detail: fmt.Sprintf("%s is revoked; it gets no certificate before an admin restores it", id)}
 }
 
 // refusal maps the errors of package ca.

@@ -11,9 +11,10 @@ import (
 	istio "istio.io/api/security/v1alpha1"
 
 	"github.com/chancery-project/chancery/ca"
+	"github.com/chancery-project/chancery/csr/agents"
 )
 
-const apiIstio = "istio"
+const apiIstio = agents.Istio
 
 // istioService describes the face that Istio's agents and ztunnel know: istio.v1.auth.IstioCertificateService.
 func (s *Service) istioService() *grpc.ServiceDesc {
@@ -64,7 +65,7 @@ func (s *Service) istioChain(ctx context.Context, issuer *ca.Issuer, c caller, r
 	if d != nil {
 		return nil, d
 	}
-	cert, _, d := s.issue(ctx, issuer, c, ask{der, impersonated(r), ttl})
+	cert, _, d := s.issue(ctx, issuer, c, ask{der, impersonated(r), ttl, apiIstio})
 	if d != nil {
 		return nil, d
 	}

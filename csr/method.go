@@ -34,8 +34,17 @@ func (s *Service) begin(ctx context.Context) (*ca.Issuer, caller, *Denial) {
 	if err != nil {
 		return nil, caller{}, notReady(err)
 	}
-	c, d := s.authenticate(ctx)
+	c, d := s.known(ctx)
 	return issuer, c, d
+}
+
+// known finds out who calls, and refuses those whose identity is revoked.
+func (s *Service) known(ctx context.Context) (caller, *Denial) {
+	c, d := s.authenticate(ctx)
+	if d == nil && s.revocations().Identity(c.ID.String()) {
+		d = revoked(c.ID)
+	}
+	return c, d
 }
 
 // Call is a call of an API that stands beside issuance, by a caller who is known.

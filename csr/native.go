@@ -2,7 +2,9 @@ package csr
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"net"
 	"time"
 
 	"google.golang.org/grpc"
@@ -13,10 +15,11 @@ import (
 
 	"github.com/chancery-project/chancery/api/chanceryv1"
 	"github.com/chancery-project/chancery/ca"
+	"github.com/chancery-project/chancery/csr/agents"
 )
 
 const (
-	apiNative = "native"
+	apiNative = agents.Native
 	maxBatch  = 100
 )
 
@@ -24,8 +27,33 @@ const (
 func (s *Service) nativeService() *grpc.ServiceDesc {
 	return &grpc.ServiceDesc{
 		ServiceName: chanceryv1.Issuance_ServiceDesc.ServiceName, Metadata: chanceryv1.Issuance_ServiceDesc.Metadata,
-		HandlerType: (*any)(nil), Streams: []grpc.StreamDesc{method("Issue", s.issueBatch)},
+		HandlerType: (*any)(nil), Streams: []grpc.StreamDesc{
+			method("Issue", s.issueBatch),
+			{StreamName: "Sync", ServerStreams: true, ClientStreams: true, Handler: func(_ any, g grpc.ServerStream) error { return s.sync(g) }},
+		},
 	}
+}
+
+// retrySync is when an agent that there was no room for should come again.
+const retrySync = 30 * time.Second
+
+// sync serves one agent's stream, also one whose identity is revoked. Nothing of a stranger's is read.
+func (s *Service) sync(g grpc.ServerStream) error {
+	start := time.Now()
+	c, d := s.authenticate(g.Context())
+	if d == nil {
+		place := c.place() + " " + c.PodUID
+		if c.PodUID == "" {
+			host, _, _ := net.SplitHostPort(c.remote)
+			place += host
+		}
+		err := s.agents.Serve(agents.Caller{ID: c.ID.String(), Remote: c.remote, Place: place}, g)
+		if !errors.Is(err, agents.ErrBusy) {
+			return err
+		}
+		d = busy(retrySync, "%v", err)
+	}
+	return s.refuse(c, d, start)
 }
 
 // issueBatch signs a batch. It fails as a whole only for its caller or its size; each request has a result of its own.
@@ -43,7 +71,7 @@ func (s *Service) issueBatch(ctx context.Context, read func(proto.Message) error
 		return nil, s.refuse(c, badCSR("the batch has %d requests; send 1 to %d", n, maxBatch), start)
 	}
 	shared := s.rendered.of(issuer)
-	resp := &chanceryv1.IssueResponse{Bundle: shared.bundle}
+	resp := &chanceryv1.IssueResponse{Bundle: shared.bundle, Checkpoints: s.checkpoints()}
 	for _, one := range r.GetRequests() {
 		begun := time.Now()
 		result, d := s.result(ctx, issuer, shared, c, one)
@@ -67,7 +95,7 @@ func (s *Service) result(ctx context.Context, issuer *ca.Issuer, shared *rendere
 	var cert *ca.Certificate
 	var id fmt.Stringer
 	if d == nil {
-		cert, id, d = s.issue(ctx, issuer, c, ask{r.GetCsr(), r.GetSpiffeId(), ttl})
+		cert, id, d = s.issue(ctx, issuer, c, ask{r.GetCsr(), r.GetSpiffeId(), ttl, apiNative})
 	}
 	if d != nil {
 		refusal := &chanceryv1.Refusal{Code: uint32(d.Code), Reason: d.Reason, Message: d.message(c)}

@@ -17,6 +17,8 @@ import (
 	"google.golang.org/grpc/reflection"
 	"google.golang.org/grpc/status"
 
+	"github.com/chancery-project/chancery/csr/agents"
+	"github.com/chancery-project/chancery/csr/others"
 	"github.com/chancery-project/chancery/trust"
 )
 
@@ -34,6 +36,7 @@ const (
 type Server struct {
 	grpc   *grpc.Server
 	health *health.Server
+	agents *agents.Hub
 }
 
 // NewServer returns a server that presents own's certificate, and serves more APIs (see Service.Method) beside its own.
@@ -49,6 +52,7 @@ func NewServer(s *Service, own func() *trust.Identity, more ...*grpc.ServiceDesc
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 20 * time.Second, PermitWithoutStream: true}),
 		grpc.NumStreamWorkers(streamWorkers),
 		grpc.StreamInterceptor(s.recoverPanic),
+		grpc.InTapHandle(others.Bound(s.istioService().ServiceName, s.nativeService().ServiceName)),
 	)
 	h := health.NewServer()
 	h.SetServingStatus("", healthpb.HealthCheckResponse_NOT_SERVING)
@@ -59,7 +63,7 @@ func NewServer(s *Service, own func() *trust.Identity, more ...*grpc.ServiceDesc
 		g.RegisterService(desc, nil)
 	}
 	reflection.Register(g)
-	return &Server{g, h}
+	return &Server{g, h, s.agents}
 }
 
 // SetReady sets what the health service says.
@@ -75,6 +79,7 @@ func (s *Server) SetReady(ready bool) {
 func (s *Server) Run(ctx context.Context, l net.Listener) error {
 	stop := context.AfterFunc(ctx, func() {
 		s.health.Shutdown()
+		s.agents.Close()
 		hard := time.AfterFunc(drainTime, s.grpc.Stop)
 		defer hard.Stop()
 		s.grpc.GracefulStop()

@@ -15,8 +15,10 @@ import (
 	"google.golang.org/grpc/status"
 	istio "istio.io/api/security/v1alpha1"
 
+	"github.com/chancery-project/chancery/api/chanceryv1"
 	"github.com/chancery-project/chancery/ca/audit"
 	"github.com/chancery-project/chancery/csr"
+	"github.com/chancery-project/chancery/csr/others"
 	"github.com/chancery-project/chancery/trust"
 )
 
@@ -217,5 +219,37 @@ func TestAuditSaysWhoAsked(t *testing.T) {
 		who.Cluster != "Kubernetes" || who.Pod != "ztunnel-0" || who.PodUID != "uid-zt" || who.Node != "node-1" ||
 		who.CredentialID != "JTI=jti-ztunnel" || !strings.HasPrefix(who.Remote, "127.0.0.1:") {
 		t.Errorf("the intent is %+v", r)
+	}
+}
+
+// TestBoundOfStrangersMessages: gRPC's own services take messages from anybody, but of few calls at a time; ours go on.
+func TestBoundOfStrangersMessages(t *testing.T) {
+	w := newWorld(t)
+	conn := w.dial(nil)
+	open := func(ctx context.Context) error {
+		stream, err := reflectionpb.NewServerReflectionClient(conn).ServerReflectionInfo(ctx)
+		if err == nil {
+			err = stream.Send(&reflectionpb.ServerReflectionRequest{MessageRequest: &reflectionpb.ServerReflectionRequest_ListServices{}})
+		}
+		if err == nil {
+			_, err = stream.Recv()
+		}
+		return err
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	for i := range others.Max {
+		if err := open(ctx); err != nil {
+			t.Fatalf("call %d: %v", i, err)
+		}
+	}
+	health := healthpb.NewHealthClient(w.dial(nil)) // on another connection
+	if _, err := health.Check(t.Context(), &healthpb.HealthCheckRequest{}); status.Code(err) != codes.ResourceExhausted {
+		t.Errorf("one more: %v", err)
+	}
+	if _, err := chanceryv1.NewIssuanceClient(conn).Issue(t.Context(), &chanceryv1.IssueRequest{}); status.Code(err) != codes.Unauthenticated {
+		t.Errorf("our own method: %v", err)
+	}
+	cancel()
+	for status.Code(open(t.Context())) == codes.ResourceExhausted { // until the server has seen the end of one
 	}
 }

@@ -26,6 +26,9 @@ const (
 	checkEvery = 10 * time.Second
 	// spread is the half width of the window in which renewals fall, as a part of the lifetime.
 	spread = 0.1
+	// revokedSpread bounds how long a keeper whose SVID was revoked waits before it asks for another: a revocation can
+	// meet a whole fleet at once.
+	revokedSpread = 5 * time.Second
 )
 
 // Issued is a certificate as it was answered, not yet verified.
@@ -50,14 +53,19 @@ type KeeperConfig struct {
 type Keeper struct {
 	config KeeperConfig
 
-	mu      sync.Mutex // guards both; they change together
-	current *trust.Identity
-	changed chan struct{} // closed when current is replaced
+	revoked chan struct{} // full once the SVID in use is found to be revoked
+
+	mu       sync.Mutex // guards all below; they change together
+	current  *trust.Identity
+	changed  chan struct{}     // closed when current is replaced
+	adopted  *trust.Bundle     // last that Adopt took; nil before the first
+	reported *x509.Certificate // leaf that was found to be revoked last
+	withheld string            // why the adopted CRLs are not in current's bundle; "" if they are, or there are none
 }
 
 // NewKeeper returns a keeper that holds nothing yet; Run fetches.
 func NewKeeper(c KeeperConfig) *Keeper {
-	return &Keeper{config: c, changed: make(chan struct{})}
+	return &Keeper{config: c, changed: make(chan struct{}), revoked: make(chan struct{}, 1)}
 }
 
 // Current returns the identity, nil before the first, and a channel that is closed when there is a newer one. It
@@ -83,14 +91,16 @@ func (k *Keeper) Run(ctx context.Context) error {
 			wait := pause(err, backoff)
 			k.logFailure(err, wait)
 			backoff = min(2*backoff, maxBackoff)
-			sleepUntil(ctx, time.Now().Add(wait))
+			k.sleepUntil(ctx, time.Now().Add(wait))
 			continue
 		}
 		backoff = firstBackoff
 		at := renewAt(next.ReceivedAt, next.NotAfter(), mrand.Float64())
 		k.config.Logger.Info("identity renewed", "spiffe_id", k.config.ID.String(), "serial", next.Serial(),
 			"not_after", next.NotAfter().UTC(), "renew_at", at.UTC().Truncate(time.Second))
-		sleepUntil(ctx, at)
+		if revoked := k.sleepUntil(ctx, at); revoked {
+			k.sleepUntil(ctx, time.Now().Add(mrand.N(revokedSpread)))
+		}
 	}
 	return nil
 }
@@ -116,10 +126,11 @@ func (k *Keeper) renew(ctx context.Context) (*trust.Identity, error) {
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.current = next
-	close(k.changed)
-	k.changed = make(chan struct{})
-	return next, nil
+	select {
+	case <-k.revoked: // that was the one before
+	default:
+	}
+	return k.swap(next, k.newest(next)), nil
 }
 
 func (k *Keeper) logFailure(err error, wait time.Duration) {
@@ -156,20 +167,25 @@ func pause(err error, backoff time.Duration) time.Duration {
 	return wait
 }
 
-// sleepUntil waits for a point of the wall clock.
-func sleepUntil(ctx context.Context, at time.Time) {
+// sleepUntil waits for a point of the wall clock, or until the SVID in use is found to be revoked. Meanwhile it sees to
+// CRLs that have come to their end.
+func (k *Keeper) sleepUntil(ctx context.Context, at time.Time) (revoked bool) {
 	at = at.Round(0) // compare by wall clock
 	for {
 		left := at.Sub(time.Now().Round(0))
 		if left <= 0 {
-			return
+			return false
 		}
 		timer := time.NewTimer(min(left, checkEvery))
 		select {
 		case <-ctx.Done():
 			timer.Stop()
-			return
+			return false
+		case <-k.revoked:
+			timer.Stop()
+			return true
 		case <-timer.C:
 		}
+		k.look()
 	}
 }

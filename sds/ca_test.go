@@ -36,7 +36,7 @@ func newCA(t *testing.T, domain string) *testCA {
 
 func caTemplate(name string) *x509.Certificate {
 	return &x509.Certificate{Subject: pkix.Name{CommonName: name}, IsCA: true, BasicConstraintsValid: true,
-		KeyUsage: x509.KeyUsageCertSign, NotAfter: time.Now().Add(24 * time.Hour)}
+		KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageCRLSign, NotAfter: time.Now().Add(24 * time.Hour)}
 }
 
 func (ca *testCA) sign(template, parent *x509.Certificate, key, parentKey *ecdsa.PrivateKey) *x509.Certificate {

@@ -142,7 +142,7 @@ func contextAnswer(v *View, k kind, name string) answer {
 	return rootsAnswer(v.own(), nil)
 }
 
-// rootsAnswer is a plain validation context: the roots of one domain and, for a service, its identities.
+// rootsAnswer is a plain validation context: the roots and CRLs of one domain and, for a service, its identities.
 //
 // ROOTCA and spiffe://TD carry no SAN matchers, and never may: Envoy joins this context with its cluster's
 // default_validation_context by MergeFrom, which appends repeated fields, and matchers are alternatives. A matcher
@@ -158,9 +158,19 @@ func rootsAnswer(b *trust.Bundle, ids []trust.ID) answer {
 	for _, p := range peers {
 		parts = append(parts, []byte("san:"+p))
 	}
+	parts = appendCRLs(parts, b)
 	return answer{known, secret.Version("roots", parts...), func() (*tlsv3.Secret, error) {
 		return secret.Roots(b, peers), nil
 	}}
+}
+
+// appendCRLs appends what stands for a bundle's CRLs; nothing where there are none.
+func appendCRLs(parts [][]byte, b *trust.Bundle) [][]byte {
+	if b.CRLs() == nil {
+		return parts
+	}
+	sum := b.CRLs().Sum()
+	return append(parts, append([]byte("crls:"), sum[:]...))
 }
 
 func allAnswer(bundles []*trust.Bundle) answer {

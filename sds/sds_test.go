@@ -801,3 +801,25 @@ func TestHealthAndReflection(t *testing.T) {
 		t.Errorf("reflection does not list the Workload API: %v", r)
 	}
 }
+
+// What a proxy says of itself is kept in part only, and so is what it has not answered.
+func TestBoundsOfWhatAStreamLeaves(t *testing.T) {
+	ca := newCA(t, "cluster.local")
+	box := newBox(&View{Identities: []*trust.Identity{ca.identity("/a")}, Bundles: []*trust.Bundle{ca.bundle()}})
+	a := start(t, Config{Attest: box.attest})
+	stream, err := secretv3.NewSecretDiscoveryServiceClient(a.conn).StreamSecrets(a.context())
+	must(t, err)
+	c := &sotw{t: t, stream: stream, names: []string{"default"}}
+	c.send(&discoveryv3.DiscoveryRequest{TypeUrl: typeURL, ResourceNames: c.names, Node: &corev3.Node{Id: strings.Repeat("n", 300)}})
+	c.next()
+	c.nackWith(strings.Repeat("w", 5000))
+	st := a.waitFor("NACK", func(st StreamStatus) bool { return st.LastNACK != nil })
+	want(t, "node", len(st.Node), maxNodeID)
+	want(t, "message", len(st.LastNACK.Message), maxNACKBytes)
+
+	sub := new(subscription)
+	for range maxInflight + 10 {
+		sub.launch(nil, 1)
+	}
+	want(t, "responses without an answer", len(sub.inflight), maxInflight)
+}

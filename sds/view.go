@@ -17,7 +17,7 @@ type View struct {
 	// Hints tells the identities apart for the workload (Workload API, "hint"); parallel to Identities or shorter.
 	Hints []string
 
-	// Bundles of all trusted domains, the caller's own first.
+	// Bundles of all trusted domains with their CRLs, the caller's own first.
 	Bundles []*trust.Bundle
 
 	// Naming maps a service, "NS/NAME", to the identities that may serve it.

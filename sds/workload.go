@@ -124,13 +124,13 @@ func svidVersion(v *View) string {
 	for i, id := range v.Identities {
 		parts = append(parts, []byte("svid:"+v.hint(i)))
 		parts = append(parts, rawOf(id.Chain)...)
-		parts = append(parts, v.bundleOf(id).DER())
+		parts = appendCRLs(append(parts, v.bundleOf(id).DER()), v.bundleOf(id))
 	}
 	return secret.Version("svids", append(parts, []byte(bundlesVersion(v)))...)
 }
 
 func svidResponse(v *View) (*workload.X509SVIDResponse, error) {
-	resp := &workload.X509SVIDResponse{FederatedBundles: make(map[string][]byte)}
+	resp := &workload.X509SVIDResponse{FederatedBundles: make(map[string][]byte), Crl: crlsOf(v)}
 	for _, b := range v.Bundles {
 		resp.FederatedBundles[b.Domain().URI()] = trust.ConcatDER(secret.RootsOf(b))
 	}
@@ -152,19 +152,28 @@ func svidResponse(v *View) (*workload.X509SVIDResponse, error) {
 	return resp, nil
 }
 
+// crlsOf returns the CRLs of all domains. The Workload API has one list for all of them.
+func crlsOf(v *View) [][]byte {
+	var out [][]byte
+	for _, b := range v.Bundles {
+		out = append(out, b.CRLs().DER()...)
+	}
+	return out
+}
+
 func bundlesVersion(v *View) string {
 	if len(v.Bundles) == 0 {
 		return ""
 	}
 	var parts [][]byte
 	for _, b := range v.Bundles {
-		parts = append(parts, []byte(b.Domain().URI()), b.DER())
+		parts = appendCRLs(append(parts, []byte(b.Domain().URI()), b.DER()), b)
 	}
 	return secret.Version("bundles", parts...)
 }
 
 func bundlesResponse(v *View) (*workload.X509BundlesResponse, error) {
-	resp := &workload.X509BundlesResponse{Bundles: make(map[string][]byte, len(v.Bundles))}
+	resp := &workload.X509BundlesResponse{Bundles: make(map[string][]byte, len(v.Bundles)), Crl: crlsOf(v)}
 	for _, b := range v.Bundles {
 		resp.Bundles[b.Domain().URI()] = trust.ConcatDER(secret.RootsOf(b))
 	}

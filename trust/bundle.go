@@ -8,13 +8,14 @@ import (
 	"slices"
 )
 
-// Bundle is the set of root certificates that vouch for one trust domain. It is immutable: a change makes a new one
-// with a higher generation.
+// Bundle is the set of root certificates that vouch for one trust domain and, where they are known, the CRLs of its
+// issuers. It is immutable: a change makes a new one, of the roots with a higher generation.
 type Bundle struct {
 	domain     Domain
 	generation uint64
 	roots      []*x509.Certificate
 	pool       *x509.CertPool
+	crls       *CRLs
 }
 
 // NewBundle checks and sorts the roots: each must be a CA certificate that may sign certificates, and none may occur
@@ -41,7 +42,7 @@ func NewBundle(d Domain, generation uint64, roots []*x509.Certificate) (*Bundle,
 		}
 		pool.AddCert(c)
 	}
-	return &Bundle{d, generation, sorted, pool}, nil
+	return &Bundle{domain: d, generation: generation, roots: sorted, pool: pool}, nil
 }
 
 // Domain returns the trust domain that the roots vouch for.
@@ -53,13 +54,23 @@ func (b *Bundle) Generation() uint64 { return b.generation }
 // Roots returns the root certificates in the order of their DER bytes. Callers must not change them.
 func (b *Bundle) Roots() []*x509.Certificate { return slices.Clip(b.roots) }
 
+// CRLs returns the CRLs of the domain's issuers; nil where none are known.
+func (b *Bundle) CRLs() *CRLs { return b.crls }
+
+// WithCRLs returns the same roots with other CRLs, which NewCRLs has verified against them; nil takes them away.
+func (b *Bundle) WithCRLs(c *CRLs) *Bundle {
+	next := *b
+	next.crls = c
+	return &next
+}
+
 // PEM returns the roots as concatenated PEM blocks.
 func (b *Bundle) PEM() []byte { return EncodeCertificates(b.roots...) }
 
 // DER returns the roots' DER bytes, concatenated, as the SPIFFE Workload API has them.
 func (b *Bundle) DER() []byte { return ConcatDER(b.roots) }
 
-// SameRoots reports whether both bundles hold the same domain and roots, whatever their generations.
+// SameRoots reports whether both bundles hold the same domain and roots, whatever their generations and CRLs.
 func (b *Bundle) SameRoots(o *Bundle) bool {
 	return o != nil && b.domain == o.domain &&
 		slices.EqualFunc(b.roots, o.roots, func(x, y *x509.Certificate) bool { return x.Equal(y) })

@@ -38,6 +38,20 @@ func NewIdentity(want ID, chain []*x509.Certificate, key crypto.Signer, b *Bundl
 	return &Identity{ID: id, Chain: chain, Key: key, Bundle: b, ReceivedAt: now.Round(0)}, nil
 }
 
+// WithBundle returns the same SVID with another bundle, against which it must verify, too (invariant 7). An SVID that
+// has ended works for nobody and takes any. That it is on a CRL of the bundle is no objection: whom to trust does not
+// wait for a new SVID (decision D6).
+func (i *Identity) WithBundle(b *Bundle, now time.Time) (*Identity, error) {
+	if now.Before(i.NotAfter()) {
+		if _, _, err := Verify(i.Chain, Only(b.WithCRLs(nil)), now); err != nil {
+			return nil, err
+		}
+	}
+	next := *i
+	next.Bundle = b
+	return &next, nil
+}
+
 // Leaf returns the SVID's own certificate.
 func (i *Identity) Leaf() *x509.Certificate { return i.Chain[0] }
 

@@ -1,6 +1,7 @@
 package trust
 
 import (
+	"bytes"
 	"crypto"
 	"crypto/ecdsa"
 	"crypto/elliptic"
@@ -10,7 +11,6 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
-	"fmt"
 	"math/big"
 	"net"
 	"net/url"
@@ -406,10 +406,53 @@ func FuzzParseCertificates(f *testing.F) {
 		}
 		if err == nil {
 			again, err := ParseCertificates(EncodeCertificates(certs...))
-			if err != nil || fmt.Sprint(len(again)) != fmt.Sprint(len(certs)) {
-				t.Errorf("%d certificates do not survive being written: %v", len(certs), err)
+			if err != nil || len(again) != len(certs) {
+				t.Fatalf("%d certificates do not survive being written: %v", len(certs), err)
+			}
+			for i, c := range certs {
+				if !bytes.Equal(again[i].Raw, c.Raw) || !bytes.Contains(data, []byte("-----BEGIN CERTIFICATE-----")) {
+					t.Errorf("certificate %d became another one", i)
+				}
+			}
+			if n := bytes.Count(data, []byte("-----BEGIN")); n != len(certs) {
+				t.Errorf("%d certificates out of %d blocks", len(certs), n)
 			}
 		}
-		ParseKey(data)
+	})
+}
+
+// FuzzParseKey: what is accepted signs, is the same after being written, and errors hold nothing of it.
+func FuzzParseKey(f *testing.F) {
+	c := newTestCA(f, "root")
+	text, err := EncodeKey(c.key)
+	if err != nil {
+		f.Fatal(err)
+	}
+	der, err := x509.MarshalECPrivateKey(c.key)
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(text)
+	f.Add(pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: der}))
+	f.Add(append([]byte("-----BEGIN EC PARAMETERS-----\nBggqhkjOPQMBBw==\n-----END EC PARAMETERS-----\n"), text...))
+	f.Add([]byte("-----BEGIN RSA PRIVATE KEY-----\nMAMCAQA=\n-----END RSA PRIVATE KEY-----\n"))
+	f.Add([]byte("-----BEGIN ENCRYPTED PRIVATE KEY-----\nMAMCAQA=\n-----END ENCRYPTED PRIVATE KEY-----\n"))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		key, err := ParseKey(data)
+		if err != nil {
+			block, _ := pem.Decode(data)
+			if block != nil && len(block.Bytes) > 8 && len(block.Type) < 40 && strings.Contains(err.Error(), string(block.Bytes)) {
+				t.Errorf("the error holds the key: %v", err)
+			}
+			return
+		}
+		text, err := EncodeKey(key)
+		if err != nil {
+			return // of a kind that PKCS#8 does not write, such as X25519
+		}
+		again, err := ParseKey(text)
+		if err != nil || !SameKey(again.Public(), key.Public()) {
+			t.Errorf("the key does not survive being written: %v", err)
+		}
 	})
 }

@@ -30,7 +30,7 @@ func LeafID(leaf *x509.Certificate) (ID, error) {
 
 // Verify checks a peer's chain (leaf first, as sent in the handshake) against the bundle of the leaf's own trust
 // domain and no other (X509-SVID section 5.2), at time now. bundleOf returns nil for a domain that is not trusted.
-// It returns the peer's ID and the verified chains.
+// A leaf that is on a CRL of that bundle is refused. It returns the peer's ID and the verified chains.
 func Verify(chain []*x509.Certificate, bundleOf func(Domain) *Bundle, now time.Time) (ID, [][]*x509.Certificate, error) {
 	if len(chain) == 0 {
 		return ID{}, nil, errors.New("peer sent no certificate")
@@ -59,6 +59,9 @@ func Verify(chain []*x509.Certificate, bundleOf func(Domain) *Bundle, now time.T
 	if err != nil {
 		return ID{}, nil, fmt.Errorf("certificate of %s (serial %x, valid %s to %s): %w", id, chain[0].SerialNumber,
 			chain[0].NotBefore.UTC().Format(time.RFC3339), chain[0].NotAfter.UTC().Format(time.RFC3339), err)
+	}
+	if err := b.crls.Check(chain[0]); err != nil {
+		return ID{}, nil, fmt.Errorf("certificate of %s: %w", id, err)
 	}
 	return id, chains, nil
 }

@@ -25,6 +25,233 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+// SyncRequest is what an agent says of itself: first when it connects, and on each change.
+type SyncRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The version of the last update that was applied; 0 before the first.
+	Acknowledged uint64 `protobuf:"varint,1,opt,name=acknowledged,proto3" json:"acknowledged,omitempty"`
+	// Why the update after it was not applied; empty if none was refused.
+	Refused string `protobuf:"bytes,2,opt,name=refused,proto3" json:"refused,omitempty"`
+	// The SVIDs that are served now, at most 1,000.
+	Served []*ServedSvid `protobuf:"bytes,3,rep,name=served,proto3" json:"served,omitempty"`
+	// Consumers of this agent that cannot enforce a CRL, and why, in words (decision D23): at most 20, of 200 bytes each.
+	NotEnforcing  []string `protobuf:"bytes,4,rep,name=not_enforcing,json=notEnforcing,proto3" json:"not_enforcing,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SyncRequest) Reset() {
+	*x = SyncRequest{}
+	mi := &file_chancery_proto_msgTypes[0]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SyncRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SyncRequest) ProtoMessage() {}
+
+func (x *SyncRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_chancery_proto_msgTypes[0]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SyncRequest.ProtoReflect.Descriptor instead.
+func (*SyncRequest) Descriptor() ([]byte, []int) {
+	return file_chancery_proto_rawDescGZIP(), []int{0}
+}
+
+func (x *SyncRequest) GetAcknowledged() uint64 {
+	if x != nil {
+		return x.Acknowledged
+	}
+	return 0
+}
+
+func (x *SyncRequest) GetRefused() string {
+	if x != nil {
+		return x.Refused
+	}
+	return ""
+}
+
+func (x *SyncRequest) GetServed() []*ServedSvid {
+	if x != nil {
+		return x.Served
+	}
+	return nil
+}
+
+func (x *SyncRequest) GetNotEnforcing() []string {
+	if x != nil {
+		return x.NotEnforcing
+	}
+	return nil
+}
+
+type ServedSvid struct {
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	SpiffeId string                 `protobuf:"bytes,1,opt,name=spiffe_id,json=spiffeId,proto3" json:"spiffe_id,omitempty"`
+	// Of the leaf, big-endian.
+	Serial []byte `protobuf:"bytes,2,opt,name=serial,proto3" json:"serial,omitempty"`
+	// SHA-256 of the leaf in DER.
+	CertificateHash []byte                 `protobuf:"bytes,3,opt,name=certificate_hash,json=certificateHash,proto3" json:"certificate_hash,omitempty"`
+	NotAfter        *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=not_after,json=notAfter,proto3" json:"not_after,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
+}
+
+func (x *ServedSvid) Reset() {
+	*x = ServedSvid{}
+	mi := &file_chancery_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ServedSvid) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ServedSvid) ProtoMessage() {}
+
+func (x *ServedSvid) ProtoReflect() protoreflect.Message {
+	mi := &file_chancery_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ServedSvid.ProtoReflect.Descriptor instead.
+func (*ServedSvid) Descriptor() ([]byte, []int) {
+	return file_chancery_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *ServedSvid) GetSpiffeId() string {
+	if x != nil {
+		return x.SpiffeId
+	}
+	return ""
+}
+
+func (x *ServedSvid) GetSerial() []byte {
+	if x != nil {
+		return x.Serial
+	}
+	return nil
+}
+
+func (x *ServedSvid) GetCertificateHash() []byte {
+	if x != nil {
+		return x.CertificateHash
+	}
+	return nil
+}
+
+func (x *ServedSvid) GetNotAfter() *timestamppb.Timestamp {
+	if x != nil {
+		return x.NotAfter
+	}
+	return nil
+}
+
+type SyncUpdate struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Grows with every change of what follows; starts anew with the server's process.
+	Version uint64 `protobuf:"varint,1,opt,name=version,proto3" json:"version,omitempty"`
+	// The roots of the trust domain.
+	Bundle *Bundle `protobuf:"bytes,2,opt,name=bundle,proto3" json:"bundle,omitempty"`
+	// One full CRL (RFC 5280 section 5, DER) of each issuer that may have live leaves, revoked or not. Of the same
+	// snapshot as the bundle. Empty if an issuer cannot sign one: a verifier that has CRLs needs one of every issuer, so
+	// it should then have none at all. In all at most 3 MiB.
+	Crls [][]byte `protobuf:"bytes,3,rep,name=crls,proto3" json:"crls,omitempty"`
+	// The last signed checkpoint (C2SP tlog-checkpoint) of each issuance log that this server knows.
+	Checkpoints []string `protobuf:"bytes,4,rep,name=checkpoints,proto3" json:"checkpoints,omitempty"`
+	// DER. The certificates of the issuers of crls, and those between them and the roots, in any order. Agents take no
+	// CRL whose signature they cannot verify with one of these, up to a root of the bundle.
+	Issuers       [][]byte `protobuf:"bytes,5,rep,name=issuers,proto3" json:"issuers,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SyncUpdate) Reset() {
+	*x = SyncUpdate{}
+	mi := &file_chancery_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SyncUpdate) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SyncUpdate) ProtoMessage() {}
+
+func (x *SyncUpdate) ProtoReflect() protoreflect.Message {
+	mi := &file_chancery_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SyncUpdate.ProtoReflect.Descriptor instead.
+func (*SyncUpdate) Descriptor() ([]byte, []int) {
+	return file_chancery_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *SyncUpdate) GetVersion() uint64 {
+	if x != nil {
+		return x.Version
+	}
+	return 0
+}
+
+func (x *SyncUpdate) GetBundle() *Bundle {
+	if x != nil {
+		return x.Bundle
+	}
+	return nil
+}
+
+func (x *SyncUpdate) GetCrls() [][]byte {
+	if x != nil {
+		return x.Crls
+	}
+	return nil
+}
+
+func (x *SyncUpdate) GetCheckpoints() []string {
+	if x != nil {
+		return x.Checkpoints
+	}
+	return nil
+}
+
+func (x *SyncUpdate) GetIssuers() [][]byte {
+	if x != nil {
+		return x.Issuers
+	}
+	return nil
+}
+
 type IssueRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// 1 to 100 requests.
@@ -35,7 +262,7 @@ type IssueRequest struct {
 
 func (x *IssueRequest) Reset() {
 	*x = IssueRequest{}
-	mi := &file_chancery_proto_msgTypes[0]
+	mi := &file_chancery_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -47,7 +274,7 @@ func (x *IssueRequest) String() string {
 func (*IssueRequest) ProtoMessage() {}
 
 func (x *IssueRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[0]
+	mi := &file_chancery_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -60,7 +287,7 @@ func (x *IssueRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IssueRequest.ProtoReflect.Descriptor instead.
 func (*IssueRequest) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{0}
+	return file_chancery_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *IssueRequest) GetRequests() []*CertificateRequest {
@@ -85,7 +312,7 @@ type CertificateRequest struct {
 
 func (x *CertificateRequest) Reset() {
 	*x = CertificateRequest{}
-	mi := &file_chancery_proto_msgTypes[1]
+	mi := &file_chancery_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -97,7 +324,7 @@ func (x *CertificateRequest) String() string {
 func (*CertificateRequest) ProtoMessage() {}
 
 func (x *CertificateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[1]
+	mi := &file_chancery_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -110,7 +337,7 @@ func (x *CertificateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CertificateRequest.ProtoReflect.Descriptor instead.
 func (*CertificateRequest) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{1}
+	return file_chancery_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *CertificateRequest) GetCsr() []byte {
@@ -139,14 +366,16 @@ type IssueResponse struct {
 	// One result for each request, in their order.
 	Results []*Result `protobuf:"bytes,1,rep,name=results,proto3" json:"results,omitempty"`
 	// The bundle of the trust domain, of the same snapshot as every certificate in results.
-	Bundle        *Bundle `protobuf:"bytes,2,opt,name=bundle,proto3" json:"bundle,omitempty"`
+	Bundle *Bundle `protobuf:"bytes,2,opt,name=bundle,proto3" json:"bundle,omitempty"`
+	// As in SyncUpdate.
+	Checkpoints   []string `protobuf:"bytes,3,rep,name=checkpoints,proto3" json:"checkpoints,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *IssueResponse) Reset() {
 	*x = IssueResponse{}
-	mi := &file_chancery_proto_msgTypes[2]
+	mi := &file_chancery_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -158,7 +387,7 @@ func (x *IssueResponse) String() string {
 func (*IssueResponse) ProtoMessage() {}
 
 func (x *IssueResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[2]
+	mi := &file_chancery_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -171,7 +400,7 @@ func (x *IssueResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IssueResponse.ProtoReflect.Descriptor instead.
 func (*IssueResponse) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{2}
+	return file_chancery_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *IssueResponse) GetResults() []*Result {
@@ -184,6 +413,13 @@ func (x *IssueResponse) GetResults() []*Result {
 func (x *IssueResponse) GetBundle() *Bundle {
 	if x != nil {
 		return x.Bundle
+	}
+	return nil
+}
+
+func (x *IssueResponse) GetCheckpoints() []string {
+	if x != nil {
+		return x.Checkpoints
 	}
 	return nil
 }
@@ -201,7 +437,7 @@ type Result struct {
 
 func (x *Result) Reset() {
 	*x = Result{}
-	mi := &file_chancery_proto_msgTypes[3]
+	mi := &file_chancery_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -213,7 +449,7 @@ func (x *Result) String() string {
 func (*Result) ProtoMessage() {}
 
 func (x *Result) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[3]
+	mi := &file_chancery_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -226,7 +462,7 @@ func (x *Result) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Result.ProtoReflect.Descriptor instead.
 func (*Result) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{3}
+	return file_chancery_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Result) GetOutcome() isResult_Outcome {
@@ -285,7 +521,7 @@ type Refusal struct {
 
 func (x *Refusal) Reset() {
 	*x = Refusal{}
-	mi := &file_chancery_proto_msgTypes[4]
+	mi := &file_chancery_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -297,7 +533,7 @@ func (x *Refusal) String() string {
 func (*Refusal) ProtoMessage() {}
 
 func (x *Refusal) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[4]
+	mi := &file_chancery_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -310,7 +546,7 @@ func (x *Refusal) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Refusal.ProtoReflect.Descriptor instead.
 func (*Refusal) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{4}
+	return file_chancery_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Refusal) GetCode() uint32 {
@@ -353,7 +589,7 @@ type Certificate struct {
 
 func (x *Certificate) Reset() {
 	*x = Certificate{}
-	mi := &file_chancery_proto_msgTypes[5]
+	mi := &file_chancery_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -365,7 +601,7 @@ func (x *Certificate) String() string {
 func (*Certificate) ProtoMessage() {}
 
 func (x *Certificate) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[5]
+	mi := &file_chancery_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -378,7 +614,7 @@ func (x *Certificate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Certificate.ProtoReflect.Descriptor instead.
 func (*Certificate) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{5}
+	return file_chancery_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Certificate) GetSpiffeId() string {
@@ -415,7 +651,7 @@ type Bundle struct {
 
 func (x *Bundle) Reset() {
 	*x = Bundle{}
-	mi := &file_chancery_proto_msgTypes[6]
+	mi := &file_chancery_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -427,7 +663,7 @@ func (x *Bundle) String() string {
 func (*Bundle) ProtoMessage() {}
 
 func (x *Bundle) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[6]
+	mi := &file_chancery_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -440,7 +676,7 @@ func (x *Bundle) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Bundle.ProtoReflect.Descriptor instead.
 func (*Bundle) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{6}
+	return file_chancery_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Bundle) GetTrustDomain() string {
@@ -464,6 +700,768 @@ func (x *Bundle) GetRoots() [][]byte {
 	return nil
 }
 
+// Predicate says which certificates are meant. Exactly one kind; issued_before and node may stand together.
+type Predicate struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Hex.
+	Serial       string                 `protobuf:"bytes,1,opt,name=serial,proto3" json:"serial,omitempty"`
+	SpiffeId     string                 `protobuf:"bytes,2,opt,name=spiffe_id,json=spiffeId,proto3" json:"spiffe_id,omitempty"`
+	IssuedBefore *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=issued_before,json=issuedBefore,proto3" json:"issued_before,omitempty"`
+	// CLUSTER/NODE, or NODE where only one cluster is configured.
+	Node          string `protobuf:"bytes,4,opt,name=node,proto3" json:"node,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Predicate) Reset() {
+	*x = Predicate{}
+	mi := &file_chancery_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Predicate) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Predicate) ProtoMessage() {}
+
+func (x *Predicate) ProtoReflect() protoreflect.Message {
+	mi := &file_chancery_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Predicate.ProtoReflect.Descriptor instead.
+func (*Predicate) Descriptor() ([]byte, []int) {
+	return file_chancery_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *Predicate) GetSerial() string {
+	if x != nil {
+		return x.Serial
+	}
+	return ""
+}
+
+func (x *Predicate) GetSpiffeId() string {
+	if x != nil {
+		return x.SpiffeId
+	}
+	return ""
+}
+
+func (x *Predicate) GetIssuedBefore() *timestamppb.Timestamp {
+	if x != nil {
+		return x.IssuedBefore
+	}
+	return nil
+}
+
+func (x *Predicate) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+type RevokeRequest struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Predicate *Predicate             `protobuf:"bytes,1,opt,name=predicate,proto3" json:"predicate,omitempty"`
+	// A reason of RFC 5280 section 5.3.1 by name, such as "keyCompromise"; empty: unspecified.
+	Reason string `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
+	DryRun bool   `protobuf:"varint,3,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
+	// How long the answer may wait for agents to acknowledge, at most 30 s.
+	Wait          *durationpb.Duration `protobuf:"bytes,4,opt,name=wait,proto3" json:"wait,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RevokeRequest) Reset() {
+	*x = RevokeRequest{}
+	mi := &file_chancery_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RevokeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RevokeRequest) ProtoMessage() {}
+
+func (x *RevokeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_chancery_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RevokeRequest.ProtoReflect.Descriptor instead.
+func (*RevokeRequest) Descriptor() ([]byte, []int) {
+	return file_chancery_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *RevokeRequest) GetPredicate() *Predicate {
+	if x != nil {
+		return x.Predicate
+	}
+	return nil
+}
+
+func (x *RevokeRequest) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *RevokeRequest) GetDryRun() bool {
+	if x != nil {
+		return x.DryRun
+	}
+	return false
+}
+
+func (x *RevokeRequest) GetWait() *durationpb.Duration {
+	if x != nil {
+		return x.Wait
+	}
+	return nil
+}
+
+type RevokeResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The certificates that match and have not ended, at most 1,000; more are counted only.
+	Certificates []*RevokedCertificate `protobuf:"bytes,1,rep,name=certificates,proto3" json:"certificates,omitempty"`
+	Count        uint64                `protobuf:"varint,2,opt,name=count,proto3" json:"count,omitempty"`
+	// Logs of other replicas that could not be asked: then the answer is incomplete (decision D13).
+	MissingLogs []string `protobuf:"bytes,3,rep,name=missing_logs,json=missingLogs,proto3" json:"missing_logs,omitempty"`
+	// Consumers that cannot enforce a CRL, and why (decision D23).
+	NotEnforcing []string `protobuf:"bytes,4,rep,name=not_enforcing,json=notEnforcing,proto3" json:"not_enforcing,omitempty"`
+	// The ID of the revocation; empty after a dry run.
+	Revocation string `protobuf:"bytes,5,opt,name=revocation,proto3" json:"revocation,omitempty"`
+	// Agents that are connected, and those of them that have acknowledged the CRLs with this revocation.
+	Agents       uint32 `protobuf:"varint,6,opt,name=agents,proto3" json:"agents,omitempty"`
+	Acknowledged uint32 `protobuf:"varint,7,opt,name=acknowledged,proto3" json:"acknowledged,omitempty"`
+	// What went wrong after the revocation was stored; it is tried again in the background. Empty if nothing did.
+	Delayed       string `protobuf:"bytes,8,opt,name=delayed,proto3" json:"delayed,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RevokeResponse) Reset() {
+	*x = RevokeResponse{}
+	mi := &file_chancery_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RevokeResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RevokeResponse) ProtoMessage() {}
+
+func (x *RevokeResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_chancery_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RevokeResponse.ProtoReflect.Descriptor instead.
+func (*RevokeResponse) Descriptor() ([]byte, []int) {
+	return file_chancery_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *RevokeResponse) GetCertificates() []*RevokedCertificate {
+	if x != nil {
+		return x.Certificates
+	}
+	return nil
+}
+
+func (x *RevokeResponse) GetCount() uint64 {
+	if x != nil {
+		return x.Count
+	}
+	return 0
+}
+
+func (x *RevokeResponse) GetMissingLogs() []string {
+	if x != nil {
+		return x.MissingLogs
+	}
+	return nil
+}
+
+func (x *RevokeResponse) GetNotEnforcing() []string {
+	if x != nil {
+		return x.NotEnforcing
+	}
+	return nil
+}
+
+func (x *RevokeResponse) GetRevocation() string {
+	if x != nil {
+		return x.Revocation
+	}
+	return ""
+}
+
+func (x *RevokeResponse) GetAgents() uint32 {
+	if x != nil {
+		return x.Agents
+	}
+	return 0
+}
+
+func (x *RevokeResponse) GetAcknowledged() uint32 {
+	if x != nil {
+		return x.Acknowledged
+	}
+	return 0
+}
+
+func (x *RevokeResponse) GetDelayed() string {
+	if x != nil {
+		return x.Delayed
+	}
+	return ""
+}
+
+type RevokedCertificate struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Serial        string                 `protobuf:"bytes,1,opt,name=serial,proto3" json:"serial,omitempty"`
+	SpiffeId      string                 `protobuf:"bytes,2,opt,name=spiffe_id,json=spiffeId,proto3" json:"spiffe_id,omitempty"`
+	Node          string                 `protobuf:"bytes,3,opt,name=node,proto3" json:"node,omitempty"`
+	NotAfter      *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=not_after,json=notAfter,proto3" json:"not_after,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RevokedCertificate) Reset() {
+	*x = RevokedCertificate{}
+	mi := &file_chancery_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RevokedCertificate) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RevokedCertificate) ProtoMessage() {}
+
+func (x *RevokedCertificate) ProtoReflect() protoreflect.Message {
+	mi := &file_chancery_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RevokedCertificate.ProtoReflect.Descriptor instead.
+func (*RevokedCertificate) Descriptor() ([]byte, []int) {
+	return file_chancery_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *RevokedCertificate) GetSerial() string {
+	if x != nil {
+		return x.Serial
+	}
+	return ""
+}
+
+func (x *RevokedCertificate) GetSpiffeId() string {
+	if x != nil {
+		return x.SpiffeId
+	}
+	return ""
+}
+
+func (x *RevokedCertificate) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *RevokedCertificate) GetNotAfter() *timestamppb.Timestamp {
+	if x != nil {
+		return x.NotAfter
+	}
+	return nil
+}
+
+type RestoreRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	SpiffeId      string                 `protobuf:"bytes,1,opt,name=spiffe_id,json=spiffeId,proto3" json:"spiffe_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RestoreRequest) Reset() {
+	*x = RestoreRequest{}
+	mi := &file_chancery_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RestoreRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RestoreRequest) ProtoMessage() {}
+
+func (x *RestoreRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_chancery_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RestoreRequest.ProtoReflect.Descriptor instead.
+func (*RestoreRequest) Descriptor() ([]byte, []int) {
+	return file_chancery_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *RestoreRequest) GetSpiffeId() string {
+	if x != nil {
+		return x.SpiffeId
+	}
+	return ""
+}
+
+type RestoreResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RestoreResponse) Reset() {
+	*x = RestoreResponse{}
+	mi := &file_chancery_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RestoreResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RestoreResponse) ProtoMessage() {}
+
+func (x *RestoreResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_chancery_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RestoreResponse.ProtoReflect.Descriptor instead.
+func (*RestoreResponse) Descriptor() ([]byte, []int) {
+	return file_chancery_proto_rawDescGZIP(), []int{15}
+}
+
+type ListRevocationsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListRevocationsRequest) Reset() {
+	*x = ListRevocationsRequest{}
+	mi := &file_chancery_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListRevocationsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListRevocationsRequest) ProtoMessage() {}
+
+func (x *ListRevocationsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_chancery_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListRevocationsRequest.ProtoReflect.Descriptor instead.
+func (*ListRevocationsRequest) Descriptor() ([]byte, []int) {
+	return file_chancery_proto_rawDescGZIP(), []int{16}
+}
+
+type ListRevocationsResponse struct {
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	Revocations []*Revocation          `protobuf:"bytes,1,rep,name=revocations,proto3" json:"revocations,omitempty"`
+	// Agents that are connected, and those of them that have acknowledged the last update.
+	Agents       uint32   `protobuf:"varint,2,opt,name=agents,proto3" json:"agents,omitempty"`
+	Acknowledged uint32   `protobuf:"varint,3,opt,name=acknowledged,proto3" json:"acknowledged,omitempty"`
+	MissingLogs  []string `protobuf:"bytes,4,rep,name=missing_logs,json=missingLogs,proto3" json:"missing_logs,omitempty"`
+	// As in RevokeResponse.
+	NotEnforcing []string `protobuf:"bytes,5,rep,name=not_enforcing,json=notEnforcing,proto3" json:"not_enforcing,omitempty"`
+	// Why revocations are not in effect as far as they could be; it is tried again. Empty if they are.
+	Delayed       string `protobuf:"bytes,6,opt,name=delayed,proto3" json:"delayed,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListRevocationsResponse) Reset() {
+	*x = ListRevocationsResponse{}
+	mi := &file_chancery_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListRevocationsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListRevocationsResponse) ProtoMessage() {}
+
+func (x *ListRevocationsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_chancery_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListRevocationsResponse.ProtoReflect.Descriptor instead.
+func (*ListRevocationsResponse) Descriptor() ([]byte, []int) {
+	return file_chancery_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *ListRevocationsResponse) GetRevocations() []*Revocation {
+	if x != nil {
+		return x.Revocations
+	}
+	return nil
+}
+
+func (x *ListRevocationsResponse) GetAgents() uint32 {
+	if x != nil {
+		return x.Agents
+	}
+	return 0
+}
+
+func (x *ListRevocationsResponse) GetAcknowledged() uint32 {
+	if x != nil {
+		return x.Acknowledged
+	}
+	return 0
+}
+
+func (x *ListRevocationsResponse) GetMissingLogs() []string {
+	if x != nil {
+		return x.MissingLogs
+	}
+	return nil
+}
+
+func (x *ListRevocationsResponse) GetNotEnforcing() []string {
+	if x != nil {
+		return x.NotEnforcing
+	}
+	return nil
+}
+
+func (x *ListRevocationsResponse) GetDelayed() string {
+	if x != nil {
+		return x.Delayed
+	}
+	return ""
+}
+
+type Revocation struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Id        string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	Predicate *Predicate             `protobuf:"bytes,2,opt,name=predicate,proto3" json:"predicate,omitempty"`
+	Reason    string                 `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
+	Time      *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=time,proto3" json:"time,omitempty"`
+	Actor     string                 `protobuf:"bytes,5,opt,name=actor,proto3" json:"actor,omitempty"`
+	// Set once the identity was restored.
+	Restored *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=restored,proto3" json:"restored,omitempty"`
+	// Certificates on the CRLs because of it.
+	Count         uint64 `protobuf:"varint,7,opt,name=count,proto3" json:"count,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Revocation) Reset() {
+	*x = Revocation{}
+	mi := &file_chancery_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Revocation) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Revocation) ProtoMessage() {}
+
+func (x *Revocation) ProtoReflect() protoreflect.Message {
+	mi := &file_chancery_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Revocation.ProtoReflect.Descriptor instead.
+func (*Revocation) Descriptor() ([]byte, []int) {
+	return file_chancery_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *Revocation) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *Revocation) GetPredicate() *Predicate {
+	if x != nil {
+		return x.Predicate
+	}
+	return nil
+}
+
+func (x *Revocation) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *Revocation) GetTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Time
+	}
+	return nil
+}
+
+func (x *Revocation) GetActor() string {
+	if x != nil {
+		return x.Actor
+	}
+	return ""
+}
+
+func (x *Revocation) GetRestored() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Restored
+	}
+	return nil
+}
+
+func (x *Revocation) GetCount() uint64 {
+	if x != nil {
+		return x.Count
+	}
+	return 0
+}
+
+type ListServedRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListServedRequest) Reset() {
+	*x = ListServedRequest{}
+	mi := &file_chancery_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListServedRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListServedRequest) ProtoMessage() {}
+
+func (x *ListServedRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_chancery_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListServedRequest.ProtoReflect.Descriptor instead.
+func (*ListServedRequest) Descriptor() ([]byte, []int) {
+	return file_chancery_proto_rawDescGZIP(), []int{19}
+}
+
+type ListServedResponse struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Agents []*ServedByAgent       `protobuf:"bytes,1,rep,name=agents,proto3" json:"agents,omitempty"`
+	// SVIDs that agents reported and that were not kept, since there were too many.
+	Omitted       uint64 `protobuf:"varint,2,opt,name=omitted,proto3" json:"omitted,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListServedResponse) Reset() {
+	*x = ListServedResponse{}
+	mi := &file_chancery_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListServedResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListServedResponse) ProtoMessage() {}
+
+func (x *ListServedResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_chancery_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListServedResponse.ProtoReflect.Descriptor instead.
+func (*ListServedResponse) Descriptor() ([]byte, []int) {
+	return file_chancery_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *ListServedResponse) GetAgents() []*ServedByAgent {
+	if x != nil {
+		return x.Agents
+	}
+	return nil
+}
+
+func (x *ListServedResponse) GetOmitted() uint64 {
+	if x != nil {
+		return x.Omitted
+	}
+	return 0
+}
+
+type ServedByAgent struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The identity that the agent authenticated as, and its address.
+	SpiffeId      string        `protobuf:"bytes,1,opt,name=spiffe_id,json=spiffeId,proto3" json:"spiffe_id,omitempty"`
+	Remote        string        `protobuf:"bytes,2,opt,name=remote,proto3" json:"remote,omitempty"`
+	Served        []*ServedSvid `protobuf:"bytes,3,rep,name=served,proto3" json:"served,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ServedByAgent) Reset() {
+	*x = ServedByAgent{}
+	mi := &file_chancery_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ServedByAgent) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ServedByAgent) ProtoMessage() {}
+
+func (x *ServedByAgent) ProtoReflect() protoreflect.Message {
+	mi := &file_chancery_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ServedByAgent.ProtoReflect.Descriptor instead.
+func (*ServedByAgent) Descriptor() ([]byte, []int) {
+	return file_chancery_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *ServedByAgent) GetSpiffeId() string {
+	if x != nil {
+		return x.SpiffeId
+	}
+	return ""
+}
+
+func (x *ServedByAgent) GetRemote() string {
+	if x != nil {
+		return x.Remote
+	}
+	return ""
+}
+
+func (x *ServedByAgent) GetServed() []*ServedSvid {
+	if x != nil {
+		return x.Served
+	}
+	return nil
+}
+
 type RequestIssuerRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Drop an open request and its key, and make new ones.
@@ -474,7 +1472,7 @@ type RequestIssuerRequest struct {
 
 func (x *RequestIssuerRequest) Reset() {
 	*x = RequestIssuerRequest{}
-	mi := &file_chancery_proto_msgTypes[7]
+	mi := &file_chancery_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -486,7 +1484,7 @@ func (x *RequestIssuerRequest) String() string {
 func (*RequestIssuerRequest) ProtoMessage() {}
 
 func (x *RequestIssuerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[7]
+	mi := &file_chancery_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -499,7 +1497,7 @@ func (x *RequestIssuerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RequestIssuerRequest.ProtoReflect.Descriptor instead.
 func (*RequestIssuerRequest) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{7}
+	return file_chancery_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *RequestIssuerRequest) GetFresh() bool {
@@ -519,7 +1517,7 @@ type RequestIssuerResponse struct {
 
 func (x *RequestIssuerResponse) Reset() {
 	*x = RequestIssuerResponse{}
-	mi := &file_chancery_proto_msgTypes[8]
+	mi := &file_chancery_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -531,7 +1529,7 @@ func (x *RequestIssuerResponse) String() string {
 func (*RequestIssuerResponse) ProtoMessage() {}
 
 func (x *RequestIssuerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[8]
+	mi := &file_chancery_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -544,7 +1542,7 @@ func (x *RequestIssuerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RequestIssuerResponse.ProtoReflect.Descriptor instead.
 func (*RequestIssuerResponse) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{8}
+	return file_chancery_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *RequestIssuerResponse) GetRequest() []byte {
@@ -564,7 +1562,7 @@ type ImportIssuerRequest struct {
 
 func (x *ImportIssuerRequest) Reset() {
 	*x = ImportIssuerRequest{}
-	mi := &file_chancery_proto_msgTypes[9]
+	mi := &file_chancery_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -576,7 +1574,7 @@ func (x *ImportIssuerRequest) String() string {
 func (*ImportIssuerRequest) ProtoMessage() {}
 
 func (x *ImportIssuerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[9]
+	mi := &file_chancery_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -589,7 +1587,7 @@ func (x *ImportIssuerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportIssuerRequest.ProtoReflect.Descriptor instead.
 func (*ImportIssuerRequest) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{9}
+	return file_chancery_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ImportIssuerRequest) GetCertificates() [][]byte {
@@ -607,7 +1605,7 @@ type ImportIssuerResponse struct {
 
 func (x *ImportIssuerResponse) Reset() {
 	*x = ImportIssuerResponse{}
-	mi := &file_chancery_proto_msgTypes[10]
+	mi := &file_chancery_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -619,7 +1617,7 @@ func (x *ImportIssuerResponse) String() string {
 func (*ImportIssuerResponse) ProtoMessage() {}
 
 func (x *ImportIssuerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[10]
+	mi := &file_chancery_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -632,7 +1630,7 @@ func (x *ImportIssuerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportIssuerResponse.ProtoReflect.Descriptor instead.
 func (*ImportIssuerResponse) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{10}
+	return file_chancery_proto_rawDescGZIP(), []int{25}
 }
 
 type GetAuthoritiesRequest struct {
@@ -643,7 +1641,7 @@ type GetAuthoritiesRequest struct {
 
 func (x *GetAuthoritiesRequest) Reset() {
 	*x = GetAuthoritiesRequest{}
-	mi := &file_chancery_proto_msgTypes[11]
+	mi := &file_chancery_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -655,7 +1653,7 @@ func (x *GetAuthoritiesRequest) String() string {
 func (*GetAuthoritiesRequest) ProtoMessage() {}
 
 func (x *GetAuthoritiesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[11]
+	mi := &file_chancery_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -668,7 +1666,7 @@ func (x *GetAuthoritiesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetAuthoritiesRequest.ProtoReflect.Descriptor instead.
 func (*GetAuthoritiesRequest) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{11}
+	return file_chancery_proto_rawDescGZIP(), []int{26}
 }
 
 type GetAuthoritiesResponse struct {
@@ -680,7 +1678,7 @@ type GetAuthoritiesResponse struct {
 
 func (x *GetAuthoritiesResponse) Reset() {
 	*x = GetAuthoritiesResponse{}
-	mi := &file_chancery_proto_msgTypes[12]
+	mi := &file_chancery_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -692,7 +1690,7 @@ func (x *GetAuthoritiesResponse) String() string {
 func (*GetAuthoritiesResponse) ProtoMessage() {}
 
 func (x *GetAuthoritiesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[12]
+	mi := &file_chancery_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -705,7 +1703,7 @@ func (x *GetAuthoritiesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetAuthoritiesResponse.ProtoReflect.Descriptor instead.
 func (*GetAuthoritiesResponse) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{12}
+	return file_chancery_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *GetAuthoritiesResponse) GetDomains() []*DomainAuthorities {
@@ -726,7 +1724,7 @@ type DomainAuthorities struct {
 
 func (x *DomainAuthorities) Reset() {
 	*x = DomainAuthorities{}
-	mi := &file_chancery_proto_msgTypes[13]
+	mi := &file_chancery_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -738,7 +1736,7 @@ func (x *DomainAuthorities) String() string {
 func (*DomainAuthorities) ProtoMessage() {}
 
 func (x *DomainAuthorities) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[13]
+	mi := &file_chancery_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -751,7 +1749,7 @@ func (x *DomainAuthorities) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DomainAuthorities.ProtoReflect.Descriptor instead.
 func (*DomainAuthorities) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{13}
+	return file_chancery_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *DomainAuthorities) GetTrustDomain() string {
@@ -792,7 +1790,7 @@ type Authority struct {
 
 func (x *Authority) Reset() {
 	*x = Authority{}
-	mi := &file_chancery_proto_msgTypes[14]
+	mi := &file_chancery_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -804,7 +1802,7 @@ func (x *Authority) String() string {
 func (*Authority) ProtoMessage() {}
 
 func (x *Authority) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[14]
+	mi := &file_chancery_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -817,7 +1815,7 @@ func (x *Authority) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Authority.ProtoReflect.Descriptor instead.
 func (*Authority) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{14}
+	return file_chancery_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *Authority) GetId() string {
@@ -863,7 +1861,7 @@ type GetStatusRequest struct {
 
 func (x *GetStatusRequest) Reset() {
 	*x = GetStatusRequest{}
-	mi := &file_chancery_proto_msgTypes[15]
+	mi := &file_chancery_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -875,7 +1873,7 @@ func (x *GetStatusRequest) String() string {
 func (*GetStatusRequest) ProtoMessage() {}
 
 func (x *GetStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[15]
+	mi := &file_chancery_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -888,7 +1886,7 @@ func (x *GetStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusRequest.ProtoReflect.Descriptor instead.
 func (*GetStatusRequest) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{15}
+	return file_chancery_proto_rawDescGZIP(), []int{30}
 }
 
 type GetStatusResponse struct {
@@ -920,7 +1918,7 @@ type GetStatusResponse struct {
 
 func (x *GetStatusResponse) Reset() {
 	*x = GetStatusResponse{}
-	mi := &file_chancery_proto_msgTypes[16]
+	mi := &file_chancery_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -932,7 +1930,7 @@ func (x *GetStatusResponse) String() string {
 func (*GetStatusResponse) ProtoMessage() {}
 
 func (x *GetStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[16]
+	mi := &file_chancery_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -945,7 +1943,7 @@ func (x *GetStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusResponse.ProtoReflect.Descriptor instead.
 func (*GetStatusResponse) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{16}
+	return file_chancery_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *GetStatusResponse) GetTime() *timestamppb.Timestamp {
@@ -1060,7 +2058,7 @@ type GetStatusResponse_Document struct {
 
 func (x *GetStatusResponse_Document) Reset() {
 	*x = GetStatusResponse_Document{}
-	mi := &file_chancery_proto_msgTypes[17]
+	mi := &file_chancery_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1072,7 +2070,7 @@ func (x *GetStatusResponse_Document) String() string {
 func (*GetStatusResponse_Document) ProtoMessage() {}
 
 func (x *GetStatusResponse_Document) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[17]
+	mi := &file_chancery_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1085,7 +2083,7 @@ func (x *GetStatusResponse_Document) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusResponse_Document.ProtoReflect.Descriptor instead.
 func (*GetStatusResponse_Document) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{16, 0}
+	return file_chancery_proto_rawDescGZIP(), []int{31, 0}
 }
 
 func (x *GetStatusResponse_Document) GetVersion() uint64 {
@@ -1127,7 +2125,7 @@ type GetStatusResponse_Log struct {
 
 func (x *GetStatusResponse_Log) Reset() {
 	*x = GetStatusResponse_Log{}
-	mi := &file_chancery_proto_msgTypes[18]
+	mi := &file_chancery_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1139,7 +2137,7 @@ func (x *GetStatusResponse_Log) String() string {
 func (*GetStatusResponse_Log) ProtoMessage() {}
 
 func (x *GetStatusResponse_Log) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[18]
+	mi := &file_chancery_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1152,7 +2150,7 @@ func (x *GetStatusResponse_Log) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusResponse_Log.ProtoReflect.Descriptor instead.
 func (*GetStatusResponse_Log) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{16, 1}
+	return file_chancery_proto_rawDescGZIP(), []int{31, 1}
 }
 
 func (x *GetStatusResponse_Log) GetId() uint32 {
@@ -1185,7 +2183,7 @@ type GetStatusResponse_Certificate struct {
 
 func (x *GetStatusResponse_Certificate) Reset() {
 	*x = GetStatusResponse_Certificate{}
-	mi := &file_chancery_proto_msgTypes[19]
+	mi := &file_chancery_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1197,7 +2195,7 @@ func (x *GetStatusResponse_Certificate) String() string {
 func (*GetStatusResponse_Certificate) ProtoMessage() {}
 
 func (x *GetStatusResponse_Certificate) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[19]
+	mi := &file_chancery_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1210,7 +2208,7 @@ func (x *GetStatusResponse_Certificate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusResponse_Certificate.ProtoReflect.Descriptor instead.
 func (*GetStatusResponse_Certificate) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{16, 2}
+	return file_chancery_proto_rawDescGZIP(), []int{31, 2}
 }
 
 func (x *GetStatusResponse_Certificate) GetKind() string {
@@ -1260,7 +2258,7 @@ type GetStatusResponse_Key struct {
 
 func (x *GetStatusResponse_Key) Reset() {
 	*x = GetStatusResponse_Key{}
-	mi := &file_chancery_proto_msgTypes[20]
+	mi := &file_chancery_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1272,7 +2270,7 @@ func (x *GetStatusResponse_Key) String() string {
 func (*GetStatusResponse_Key) ProtoMessage() {}
 
 func (x *GetStatusResponse_Key) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[20]
+	mi := &file_chancery_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1285,7 +2283,7 @@ func (x *GetStatusResponse_Key) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusResponse_Key.ProtoReflect.Descriptor instead.
 func (*GetStatusResponse_Key) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{16, 3}
+	return file_chancery_proto_rawDescGZIP(), []int{31, 3}
 }
 
 func (x *GetStatusResponse_Key) GetName() string {
@@ -1345,7 +2343,7 @@ type GetStatusResponse_Outcome struct {
 
 func (x *GetStatusResponse_Outcome) Reset() {
 	*x = GetStatusResponse_Outcome{}
-	mi := &file_chancery_proto_msgTypes[21]
+	mi := &file_chancery_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1357,7 +2355,7 @@ func (x *GetStatusResponse_Outcome) String() string {
 func (*GetStatusResponse_Outcome) ProtoMessage() {}
 
 func (x *GetStatusResponse_Outcome) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[21]
+	mi := &file_chancery_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1370,7 +2368,7 @@ func (x *GetStatusResponse_Outcome) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusResponse_Outcome.ProtoReflect.Descriptor instead.
 func (*GetStatusResponse_Outcome) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{16, 4}
+	return file_chancery_proto_rawDescGZIP(), []int{31, 4}
 }
 
 func (x *GetStatusResponse_Outcome) GetOutcome() string {
@@ -1415,7 +2413,7 @@ type GetStatusResponse_AuditLog struct {
 
 func (x *GetStatusResponse_AuditLog) Reset() {
 	*x = GetStatusResponse_AuditLog{}
-	mi := &file_chancery_proto_msgTypes[22]
+	mi := &file_chancery_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1427,7 +2425,7 @@ func (x *GetStatusResponse_AuditLog) String() string {
 func (*GetStatusResponse_AuditLog) ProtoMessage() {}
 
 func (x *GetStatusResponse_AuditLog) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[22]
+	mi := &file_chancery_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1440,7 +2438,7 @@ func (x *GetStatusResponse_AuditLog) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusResponse_AuditLog.ProtoReflect.Descriptor instead.
 func (*GetStatusResponse_AuditLog) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{16, 5}
+	return file_chancery_proto_rawDescGZIP(), []int{31, 5}
 }
 
 func (x *GetStatusResponse_AuditLog) GetPath() string {
@@ -1490,7 +2488,7 @@ type GetStatusResponse_IssuanceLog struct {
 
 func (x *GetStatusResponse_IssuanceLog) Reset() {
 	*x = GetStatusResponse_IssuanceLog{}
-	mi := &file_chancery_proto_msgTypes[23]
+	mi := &file_chancery_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1502,7 +2500,7 @@ func (x *GetStatusResponse_IssuanceLog) String() string {
 func (*GetStatusResponse_IssuanceLog) ProtoMessage() {}
 
 func (x *GetStatusResponse_IssuanceLog) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[23]
+	mi := &file_chancery_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1515,7 +2513,7 @@ func (x *GetStatusResponse_IssuanceLog) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusResponse_IssuanceLog.ProtoReflect.Descriptor instead.
 func (*GetStatusResponse_IssuanceLog) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{16, 6}
+	return file_chancery_proto_rawDescGZIP(), []int{31, 6}
 }
 
 func (x *GetStatusResponse_IssuanceLog) GetDir() string {
@@ -1580,7 +2578,7 @@ type GetStatusResponse_Cluster struct {
 
 func (x *GetStatusResponse_Cluster) Reset() {
 	*x = GetStatusResponse_Cluster{}
-	mi := &file_chancery_proto_msgTypes[24]
+	mi := &file_chancery_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1592,7 +2590,7 @@ func (x *GetStatusResponse_Cluster) String() string {
 func (*GetStatusResponse_Cluster) ProtoMessage() {}
 
 func (x *GetStatusResponse_Cluster) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[24]
+	mi := &file_chancery_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1605,7 +2603,7 @@ func (x *GetStatusResponse_Cluster) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusResponse_Cluster.ProtoReflect.Descriptor instead.
 func (*GetStatusResponse_Cluster) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{16, 7}
+	return file_chancery_proto_rawDescGZIP(), []int{31, 7}
 }
 
 func (x *GetStatusResponse_Cluster) GetName() string {
@@ -1633,16 +2631,35 @@ var File_chancery_proto protoreflect.FileDescriptor
 
 const file_chancery_proto_rawDesc = "" +
 	"\n" +
-	"\x0echancery.proto\x12\vchancery.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"K\n" +
+	"\x0echancery.proto\x12\vchancery.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xa1\x01\n" +
+	"\vSyncRequest\x12\"\n" +
+	"\facknowledged\x18\x01 \x01(\x04R\facknowledged\x12\x18\n" +
+	"\arefused\x18\x02 \x01(\tR\arefused\x12/\n" +
+	"\x06served\x18\x03 \x03(\v2\x17.chancery.v1.ServedSvidR\x06served\x12#\n" +
+	"\rnot_enforcing\x18\x04 \x03(\tR\fnotEnforcing\"\xa5\x01\n" +
+	"\n" +
+	"ServedSvid\x12\x1b\n" +
+	"\tspiffe_id\x18\x01 \x01(\tR\bspiffeId\x12\x16\n" +
+	"\x06serial\x18\x02 \x01(\fR\x06serial\x12)\n" +
+	"\x10certificate_hash\x18\x03 \x01(\fR\x0fcertificateHash\x127\n" +
+	"\tnot_after\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\bnotAfter\"\xa3\x01\n" +
+	"\n" +
+	"SyncUpdate\x12\x18\n" +
+	"\aversion\x18\x01 \x01(\x04R\aversion\x12+\n" +
+	"\x06bundle\x18\x02 \x01(\v2\x13.chancery.v1.BundleR\x06bundle\x12\x12\n" +
+	"\x04crls\x18\x03 \x03(\fR\x04crls\x12 \n" +
+	"\vcheckpoints\x18\x04 \x03(\tR\vcheckpoints\x12\x18\n" +
+	"\aissuers\x18\x05 \x03(\fR\aissuers\"K\n" +
 	"\fIssueRequest\x12;\n" +
 	"\brequests\x18\x01 \x03(\v2\x1f.chancery.v1.CertificateRequestR\brequests\"z\n" +
 	"\x12CertificateRequest\x12\x10\n" +
 	"\x03csr\x18\x01 \x01(\fR\x03csr\x12\x1b\n" +
 	"\tspiffe_id\x18\x02 \x01(\tR\bspiffeId\x125\n" +
-	"\blifetime\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\blifetime\"k\n" +
+	"\blifetime\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\blifetime\"\x8d\x01\n" +
 	"\rIssueResponse\x12-\n" +
 	"\aresults\x18\x01 \x03(\v2\x13.chancery.v1.ResultR\aresults\x12+\n" +
-	"\x06bundle\x18\x02 \x01(\v2\x13.chancery.v1.BundleR\x06bundle\"\x83\x01\n" +
+	"\x06bundle\x18\x02 \x01(\v2\x13.chancery.v1.BundleR\x06bundle\x12 \n" +
+	"\vcheckpoints\x18\x03 \x03(\tR\vcheckpoints\"\x83\x01\n" +
 	"\x06Result\x12<\n" +
 	"\vcertificate\x18\x01 \x01(\v2\x18.chancery.v1.CertificateH\x00R\vcertificate\x120\n" +
 	"\arefusal\x18\x02 \x01(\v2\x14.chancery.v1.RefusalH\x00R\arefusalB\t\n" +
@@ -1662,7 +2679,61 @@ const file_chancery_proto_rawDesc = "" +
 	"\n" +
 	"generation\x18\x02 \x01(\x04R\n" +
 	"generation\x12\x14\n" +
-	"\x05roots\x18\x03 \x03(\fR\x05roots\",\n" +
+	"\x05roots\x18\x03 \x03(\fR\x05roots\"\x95\x01\n" +
+	"\tPredicate\x12\x16\n" +
+	"\x06serial\x18\x01 \x01(\tR\x06serial\x12\x1b\n" +
+	"\tspiffe_id\x18\x02 \x01(\tR\bspiffeId\x12?\n" +
+	"\rissued_before\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\fissuedBefore\x12\x12\n" +
+	"\x04node\x18\x04 \x01(\tR\x04node\"\xa5\x01\n" +
+	"\rRevokeRequest\x124\n" +
+	"\tpredicate\x18\x01 \x01(\v2\x16.chancery.v1.PredicateR\tpredicate\x12\x16\n" +
+	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\x17\n" +
+	"\adry_run\x18\x03 \x01(\bR\x06dryRun\x12-\n" +
+	"\x04wait\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\x04wait\"\xa9\x02\n" +
+	"\x0eRevokeResponse\x12C\n" +
+	"\fcertificates\x18\x01 \x03(\v2\x1f.chancery.v1.RevokedCertificateR\fcertificates\x12\x14\n" +
+	"\x05count\x18\x02 \x01(\x04R\x05count\x12!\n" +
+	"\fmissing_logs\x18\x03 \x03(\tR\vmissingLogs\x12#\n" +
+	"\rnot_enforcing\x18\x04 \x03(\tR\fnotEnforcing\x12\x1e\n" +
+	"\n" +
+	"revocation\x18\x05 \x01(\tR\n" +
+	"revocation\x12\x16\n" +
+	"\x06agents\x18\x06 \x01(\rR\x06agents\x12\"\n" +
+	"\facknowledged\x18\a \x01(\rR\facknowledged\x12\x18\n" +
+	"\adelayed\x18\b \x01(\tR\adelayed\"\x96\x01\n" +
+	"\x12RevokedCertificate\x12\x16\n" +
+	"\x06serial\x18\x01 \x01(\tR\x06serial\x12\x1b\n" +
+	"\tspiffe_id\x18\x02 \x01(\tR\bspiffeId\x12\x12\n" +
+	"\x04node\x18\x03 \x01(\tR\x04node\x127\n" +
+	"\tnot_after\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\bnotAfter\"-\n" +
+	"\x0eRestoreRequest\x12\x1b\n" +
+	"\tspiffe_id\x18\x01 \x01(\tR\bspiffeId\"\x11\n" +
+	"\x0fRestoreResponse\"\x18\n" +
+	"\x16ListRevocationsRequest\"\xf2\x01\n" +
+	"\x17ListRevocationsResponse\x129\n" +
+	"\vrevocations\x18\x01 \x03(\v2\x17.chancery.v1.RevocationR\vrevocations\x12\x16\n" +
+	"\x06agents\x18\x02 \x01(\rR\x06agents\x12\"\n" +
+	"\facknowledged\x18\x03 \x01(\rR\facknowledged\x12!\n" +
+	"\fmissing_logs\x18\x04 \x03(\tR\vmissingLogs\x12#\n" +
+	"\rnot_enforcing\x18\x05 \x03(\tR\fnotEnforcing\x12\x18\n" +
+	"\adelayed\x18\x06 \x01(\tR\adelayed\"\xfe\x01\n" +
+	"\n" +
+	"Revocation\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x124\n" +
+	"\tpredicate\x18\x02 \x01(\v2\x16.chancery.v1.PredicateR\tpredicate\x12\x16\n" +
+	"\x06reason\x18\x03 \x01(\tR\x06reason\x12.\n" +
+	"\x04time\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x14\n" +
+	"\x05actor\x18\x05 \x01(\tR\x05actor\x126\n" +
+	"\brestored\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\brestored\x12\x14\n" +
+	"\x05count\x18\a \x01(\x04R\x05count\"\x13\n" +
+	"\x11ListServedRequest\"b\n" +
+	"\x12ListServedResponse\x122\n" +
+	"\x06agents\x18\x01 \x03(\v2\x1a.chancery.v1.ServedByAgentR\x06agents\x12\x18\n" +
+	"\aomitted\x18\x02 \x01(\x04R\aomitted\"u\n" +
+	"\rServedByAgent\x12\x1b\n" +
+	"\tspiffe_id\x18\x01 \x01(\tR\bspiffeId\x12\x16\n" +
+	"\x06remote\x18\x02 \x01(\tR\x06remote\x12/\n" +
+	"\x06served\x18\x03 \x03(\v2\x17.chancery.v1.ServedSvidR\x06served\",\n" +
 	"\x14RequestIssuerRequest\x12\x14\n" +
 	"\x05fresh\x18\x01 \x01(\bR\x05fresh\"1\n" +
 	"\x15RequestIssuerResponse\x12\x18\n" +
@@ -1749,13 +2820,19 @@ const file_chancery_proto_rawDesc = "" +
 	"\aCluster\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1b\n" +
 	"\tnot_ready\x18\x02 \x01(\tR\bnotReady\x12\x1b\n" +
-	"\twas_ready\x18\x03 \x01(\bR\bwasReady2J\n" +
+	"\twas_ready\x18\x03 \x01(\bR\bwasReady2\x89\x01\n" +
 	"\bIssuance\x12>\n" +
-	"\x05Issue\x12\x19.chancery.v1.IssueRequest\x1a\x1a.chancery.v1.IssueResponse2\xdb\x02\n" +
+	"\x05Issue\x12\x19.chancery.v1.IssueRequest\x1a\x1a.chancery.v1.IssueResponse\x12=\n" +
+	"\x04Sync\x12\x18.chancery.v1.SyncRequest\x1a\x17.chancery.v1.SyncUpdate(\x010\x012\x91\x05\n" +
 	"\x05Admin\x12Y\n" +
 	"\x0eGetAuthorities\x12\".chancery.v1.GetAuthoritiesRequest\x1a#.chancery.v1.GetAuthoritiesResponse\x12V\n" +
 	"\rRequestIssuer\x12!.chancery.v1.RequestIssuerRequest\x1a\".chancery.v1.RequestIssuerResponse\x12S\n" +
-	"\fImportIssuer\x12 .chancery.v1.ImportIssuerRequest\x1a!.chancery.v1.ImportIssuerResponse\x12J\n" +
+	"\fImportIssuer\x12 .chancery.v1.ImportIssuerRequest\x1a!.chancery.v1.ImportIssuerResponse\x12A\n" +
+	"\x06Revoke\x12\x1a.chancery.v1.RevokeRequest\x1a\x1b.chancery.v1.RevokeResponse\x12D\n" +
+	"\aRestore\x12\x1b.chancery.v1.RestoreRequest\x1a\x1c.chancery.v1.RestoreResponse\x12\\\n" +
+	"\x0fListRevocations\x12#.chancery.v1.ListRevocationsRequest\x1a$.chancery.v1.ListRevocationsResponse\x12M\n" +
+	"\n" +
+	"ListServed\x12\x1e.chancery.v1.ListServedRequest\x1a\x1f.chancery.v1.ListServedResponse\x12J\n" +
 	"\tGetStatus\x12\x1d.chancery.v1.GetStatusRequest\x1a\x1e.chancery.v1.GetStatusResponseB5Z3github.com/chancery-project/chancery/api/chanceryv1b\x06proto3"
 
 var (
@@ -1770,79 +2847,118 @@ func file_chancery_proto_rawDescGZIP() []byte {
 	return file_chancery_proto_rawDescData
 }
 
-var file_chancery_proto_msgTypes = make([]protoimpl.MessageInfo, 25)
+var file_chancery_proto_msgTypes = make([]protoimpl.MessageInfo, 40)
 var file_chancery_proto_goTypes = []any{
-	(*IssueRequest)(nil),                  // 0: chancery.v1.IssueRequest
-	(*CertificateRequest)(nil),            // 1: chancery.v1.CertificateRequest
-	(*IssueResponse)(nil),                 // 2: chancery.v1.IssueResponse
-	(*Result)(nil),                        // 3: chancery.v1.Result
-	(*Refusal)(nil),                       // 4: chancery.v1.Refusal
-	(*Certificate)(nil),                   // 5: chancery.v1.Certificate
-	(*Bundle)(nil),                        // 6: chancery.v1.Bundle
-	(*RequestIssuerRequest)(nil),          // 7: chancery.v1.RequestIssuerRequest
-	(*RequestIssuerResponse)(nil),         // 8: chancery.v1.RequestIssuerResponse
-	(*ImportIssuerRequest)(nil),           // 9: chancery.v1.ImportIssuerRequest
-	(*ImportIssuerResponse)(nil),          // 10: chancery.v1.ImportIssuerResponse
-	(*GetAuthoritiesRequest)(nil),         // 11: chancery.v1.GetAuthoritiesRequest
-	(*GetAuthoritiesResponse)(nil),        // 12: chancery.v1.GetAuthoritiesResponse
-	(*DomainAuthorities)(nil),             // 13: chancery.v1.DomainAuthorities
-	(*Authority)(nil),                     // 14: chancery.v1.Authority
-	(*GetStatusRequest)(nil),              // 15: chancery.v1.GetStatusRequest
-	(*GetStatusResponse)(nil),             // 16: chancery.v1.GetStatusResponse
-	(*GetStatusResponse_Document)(nil),    // 17: chancery.v1.GetStatusResponse.Document
-	(*GetStatusResponse_Log)(nil),         // 18: chancery.v1.GetStatusResponse.Log
-	(*GetStatusResponse_Certificate)(nil), // 19: chancery.v1.GetStatusResponse.Certificate
-	(*GetStatusResponse_Key)(nil),         // 20: chancery.v1.GetStatusResponse.Key
-	(*GetStatusResponse_Outcome)(nil),     // 21: chancery.v1.GetStatusResponse.Outcome
-	(*GetStatusResponse_AuditLog)(nil),    // 22: chancery.v1.GetStatusResponse.AuditLog
-	(*GetStatusResponse_IssuanceLog)(nil), // 23: chancery.v1.GetStatusResponse.IssuanceLog
-	(*GetStatusResponse_Cluster)(nil),     // 24: chancery.v1.GetStatusResponse.Cluster
-	(*durationpb.Duration)(nil),           // 25: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil),         // 26: google.protobuf.Timestamp
+	(*SyncRequest)(nil),                   // 0: chancery.v1.SyncRequest
+	(*ServedSvid)(nil),                    // 1: chancery.v1.ServedSvid
+	(*SyncUpdate)(nil),                    // 2: chancery.v1.SyncUpdate
+	(*IssueRequest)(nil),                  // 3: chancery.v1.IssueRequest
+	(*CertificateRequest)(nil),            // 4: chancery.v1.CertificateRequest
+	(*IssueResponse)(nil),                 // 5: chancery.v1.IssueResponse
+	(*Result)(nil),                        // 6: chancery.v1.Result
+	(*Refusal)(nil),                       // 7: chancery.v1.Refusal
+	(*Certificate)(nil),                   // 8: chancery.v1.Certificate
+	(*Bundle)(nil),                        // 9: chancery.v1.Bundle
+	(*Predicate)(nil),                     // 10: chancery.v1.Predicate
+	(*RevokeRequest)(nil),                 // 11: chancery.v1.RevokeRequest
+	(*RevokeResponse)(nil),                // 12: chancery.v1.RevokeResponse
+	(*RevokedCertificate)(nil),            // 13: chancery.v1.RevokedCertificate
+	(*RestoreRequest)(nil),                // 14: chancery.v1.RestoreRequest
+	(*RestoreResponse)(nil),               // 15: chancery.v1.RestoreResponse
+	(*ListRevocationsRequest)(nil),        // 16: chancery.v1.ListRevocationsRequest
+	(*ListRevocationsResponse)(nil),       // 17: chancery.v1.ListRevocationsResponse
+	(*Revocation)(nil),                    // 18: chancery.v1.Revocation
+	(*ListServedRequest)(nil),             // 19: chancery.v1.ListServedRequest
+	(*ListServedResponse)(nil),            // 20: chancery.v1.ListServedResponse
+	(*ServedByAgent)(nil),                 // 21: chancery.v1.ServedByAgent
+	(*RequestIssuerRequest)(nil),          // 22: chancery.v1.RequestIssuerRequest
+	(*RequestIssuerResponse)(nil),         // 23: chancery.v1.RequestIssuerResponse
+	(*ImportIssuerRequest)(nil),           // 24: chancery.v1.ImportIssuerRequest
+	(*ImportIssuerResponse)(nil),          // 25: chancery.v1.ImportIssuerResponse
+	(*GetAuthoritiesRequest)(nil),         // 26: chancery.v1.GetAuthoritiesRequest
+	(*GetAuthoritiesResponse)(nil),        // 27: chancery.v1.GetAuthoritiesResponse
+	(*DomainAuthorities)(nil),             // 28: chancery.v1.DomainAuthorities
+	(*Authority)(nil),                     // 29: chancery.v1.Authority
+	(*GetStatusRequest)(nil),              // 30: chancery.v1.GetStatusRequest
+	(*GetStatusResponse)(nil),             // 31: chancery.v1.GetStatusResponse
+	(*GetStatusResponse_Document)(nil),    // 32: chancery.v1.GetStatusResponse.Document
+	(*GetStatusResponse_Log)(nil),         // 33: chancery.v1.GetStatusResponse.Log
+	(*GetStatusResponse_Certificate)(nil), // 34: chancery.v1.GetStatusResponse.Certificate
+	(*GetStatusResponse_Key)(nil),         // 35: chancery.v1.GetStatusResponse.Key
+	(*GetStatusResponse_Outcome)(nil),     // 36: chancery.v1.GetStatusResponse.Outcome
+	(*GetStatusResponse_AuditLog)(nil),    // 37: chancery.v1.GetStatusResponse.AuditLog
+	(*GetStatusResponse_IssuanceLog)(nil), // 38: chancery.v1.GetStatusResponse.IssuanceLog
+	(*GetStatusResponse_Cluster)(nil),     // 39: chancery.v1.GetStatusResponse.Cluster
+	(*timestamppb.Timestamp)(nil),         // 40: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),           // 41: google.protobuf.Duration
 }
 var file_chancery_proto_depIdxs = []int32{
-	1,  // 0: chancery.v1.IssueRequest.requests:type_name -> chancery.v1.CertificateRequest
-	25, // 1: chancery.v1.CertificateRequest.lifetime:type_name -> google.protobuf.Duration
-	3,  // 2: chancery.v1.IssueResponse.results:type_name -> chancery.v1.Result
-	6,  // 3: chancery.v1.IssueResponse.bundle:type_name -> chancery.v1.Bundle
-	5,  // 4: chancery.v1.Result.certificate:type_name -> chancery.v1.Certificate
-	4,  // 5: chancery.v1.Result.refusal:type_name -> chancery.v1.Refusal
-	25, // 6: chancery.v1.Refusal.retry_after:type_name -> google.protobuf.Duration
-	26, // 7: chancery.v1.Certificate.not_after:type_name -> google.protobuf.Timestamp
-	13, // 8: chancery.v1.GetAuthoritiesResponse.domains:type_name -> chancery.v1.DomainAuthorities
-	14, // 9: chancery.v1.DomainAuthorities.authorities:type_name -> chancery.v1.Authority
-	26, // 10: chancery.v1.GetStatusResponse.time:type_name -> google.protobuf.Timestamp
-	26, // 11: chancery.v1.GetStatusResponse.started:type_name -> google.protobuf.Timestamp
-	17, // 12: chancery.v1.GetStatusResponse.document:type_name -> chancery.v1.GetStatusResponse.Document
-	19, // 13: chancery.v1.GetStatusResponse.certificates:type_name -> chancery.v1.GetStatusResponse.Certificate
-	25, // 14: chancery.v1.GetStatusResponse.max_ttl:type_name -> google.protobuf.Duration
-	20, // 15: chancery.v1.GetStatusResponse.keys:type_name -> chancery.v1.GetStatusResponse.Key
-	21, // 16: chancery.v1.GetStatusResponse.outcomes:type_name -> chancery.v1.GetStatusResponse.Outcome
-	22, // 17: chancery.v1.GetStatusResponse.audit_log:type_name -> chancery.v1.GetStatusResponse.AuditLog
-	23, // 18: chancery.v1.GetStatusResponse.issuance_log:type_name -> chancery.v1.GetStatusResponse.IssuanceLog
-	24, // 19: chancery.v1.GetStatusResponse.clusters:type_name -> chancery.v1.GetStatusResponse.Cluster
-	18, // 20: chancery.v1.GetStatusResponse.Document.logs:type_name -> chancery.v1.GetStatusResponse.Log
-	26, // 21: chancery.v1.GetStatusResponse.Document.requested:type_name -> google.protobuf.Timestamp
-	26, // 22: chancery.v1.GetStatusResponse.Key.checked:type_name -> google.protobuf.Timestamp
-	25, // 23: chancery.v1.GetStatusResponse.Key.took:type_name -> google.protobuf.Duration
-	26, // 24: chancery.v1.GetStatusResponse.Key.waiting:type_name -> google.protobuf.Timestamp
-	26, // 25: chancery.v1.GetStatusResponse.IssuanceLog.checkpoint:type_name -> google.protobuf.Timestamp
-	26, // 26: chancery.v1.GetStatusResponse.IssuanceLog.sequenced:type_name -> google.protobuf.Timestamp
-	0,  // 27: chancery.v1.Issuance.Issue:input_type -> chancery.v1.IssueRequest
-	11, // 28: chancery.v1.Admin.GetAuthorities:input_type -> chancery.v1.GetAuthoritiesRequest
-	7,  // 29: chancery.v1.Admin.RequestIssuer:input_type -> chancery.v1.RequestIssuerRequest
-	9,  // 30: chancery.v1.Admin.ImportIssuer:input_type -> chancery.v1.ImportIssuerRequest
-	15, // 31: chancery.v1.Admin.GetStatus:input_type -> chancery.v1.GetStatusRequest
-	2,  // 32: chancery.v1.Issuance.Issue:output_type -> chancery.v1.IssueResponse
-	12, // 33: chancery.v1.Admin.GetAuthorities:output_type -> chancery.v1.GetAuthoritiesResponse
-	8,  // 34: chancery.v1.Admin.RequestIssuer:output_type -> chancery.v1.RequestIssuerResponse
-	10, // 35: chancery.v1.Admin.ImportIssuer:output_type -> chancery.v1.ImportIssuerResponse
-	16, // 36: chancery.v1.Admin.GetStatus:output_type -> chancery.v1.GetStatusResponse
-	32, // [32:37] is the sub-list for method output_type
-	27, // [27:32] is the sub-list for method input_type
-	27, // [27:27] is the sub-list for extension type_name
-	27, // [27:27] is the sub-list for extension extendee
-	0,  // [0:27] is the sub-list for field type_name
+	1,  // 0: chancery.v1.SyncRequest.served:type_name -> chancery.v1.ServedSvid
+	40, // 1: chancery.v1.ServedSvid.not_after:type_name -> google.protobuf.Timestamp
+	9,  // 2: chancery.v1.SyncUpdate.bundle:type_name -> chancery.v1.Bundle
+	4,  // 3: chancery.v1.IssueRequest.requests:type_name -> chancery.v1.CertificateRequest
+	41, // 4: chancery.v1.CertificateRequest.lifetime:type_name -> google.protobuf.Duration
+	6,  // 5: chancery.v1.IssueResponse.results:type_name -> chancery.v1.Result
+	9,  // 6: chancery.v1.IssueResponse.bundle:type_name -> chancery.v1.Bundle
+	8,  // 7: chancery.v1.Result.certificate:type_name -> chancery.v1.Certificate
+	7,  // 8: chancery.v1.Result.refusal:type_name -> chancery.v1.Refusal
+	41, // 9: chancery.v1.Refusal.retry_after:type_name -> google.protobuf.Duration
+	40, // 10: chancery.v1.Certificate.not_after:type_name -> google.protobuf.Timestamp
+	40, // 11: chancery.v1.Predicate.issued_before:type_name -> google.protobuf.Timestamp
+	10, // 12: chancery.v1.RevokeRequest.predicate:type_name -> chancery.v1.Predicate
+	41, // 13: chancery.v1.RevokeRequest.wait:type_name -> google.protobuf.Duration
+	13, // 14: chancery.v1.RevokeResponse.certificates:type_name -> chancery.v1.RevokedCertificate
+	40, // 15: chancery.v1.RevokedCertificate.not_after:type_name -> google.protobuf.Timestamp
+	18, // 16: chancery.v1.ListRevocationsResponse.revocations:type_name -> chancery.v1.Revocation
+	10, // 17: chancery.v1.Revocation.predicate:type_name -> chancery.v1.Predicate
+	40, // 18: chancery.v1.Revocation.time:type_name -> google.protobuf.Timestamp
+	40, // 19: chancery.v1.Revocation.restored:type_name -> google.protobuf.Timestamp
+	21, // 20: chancery.v1.ListServedResponse.agents:type_name -> chancery.v1.ServedByAgent
+	1,  // 21: chancery.v1.ServedByAgent.served:type_name -> chancery.v1.ServedSvid
+	28, // 22: chancery.v1.GetAuthoritiesResponse.domains:type_name -> chancery.v1.DomainAuthorities
+	29, // 23: chancery.v1.DomainAuthorities.authorities:type_name -> chancery.v1.Authority
+	40, // 24: chancery.v1.GetStatusResponse.time:type_name -> google.protobuf.Timestamp
+	40, // 25: chancery.v1.GetStatusResponse.started:type_name -> google.protobuf.Timestamp
+	32, // 26: chancery.v1.GetStatusResponse.document:type_name -> chancery.v1.GetStatusResponse.Document
+	34, // 27: chancery.v1.GetStatusResponse.certificates:type_name -> chancery.v1.GetStatusResponse.Certificate
+	41, // 28: chancery.v1.GetStatusResponse.max_ttl:type_name -> google.protobuf.Duration
+	35, // 29: chancery.v1.GetStatusResponse.keys:type_name -> chancery.v1.GetStatusResponse.Key
+	36, // 30: chancery.v1.GetStatusResponse.outcomes:type_name -> chancery.v1.GetStatusResponse.Outcome
+	37, // 31: chancery.v1.GetStatusResponse.audit_log:type_name -> chancery.v1.GetStatusResponse.AuditLog
+	38, // 32: chancery.v1.GetStatusResponse.issuance_log:type_name -> chancery.v1.GetStatusResponse.IssuanceLog
+	39, // 33: chancery.v1.GetStatusResponse.clusters:type_name -> chancery.v1.GetStatusResponse.Cluster
+	33, // 34: chancery.v1.GetStatusResponse.Document.logs:type_name -> chancery.v1.GetStatusResponse.Log
+	40, // 35: chancery.v1.GetStatusResponse.Document.requested:type_name -> google.protobuf.Timestamp
+	40, // 36: chancery.v1.GetStatusResponse.Key.checked:type_name -> google.protobuf.Timestamp
+	41, // 37: chancery.v1.GetStatusResponse.Key.took:type_name -> google.protobuf.Duration
+	40, // 38: chancery.v1.GetStatusResponse.Key.waiting:type_name -> google.protobuf.Timestamp
+	40, // 39: chancery.v1.GetStatusResponse.IssuanceLog.checkpoint:type_name -> google.protobuf.Timestamp
+	40, // 40: chancery.v1.GetStatusResponse.IssuanceLog.sequenced:type_name -> google.protobuf.Timestamp
+	3,  // 41: chancery.v1.Issuance.Issue:input_type -> chancery.v1.IssueRequest
+	0,  // 42: chancery.v1.Issuance.Sync:input_type -> chancery.v1.SyncRequest
+	26, // 43: chancery.v1.Admin.GetAuthorities:input_type -> chancery.v1.GetAuthoritiesRequest
+	22, // 44: chancery.v1.Admin.RequestIssuer:input_type -> chancery.v1.RequestIssuerRequest
+	24, // 45: chancery.v1.Admin.ImportIssuer:input_type -> chancery.v1.ImportIssuerRequest
+	11, // 46: chancery.v1.Admin.Revoke:input_type -> chancery.v1.RevokeRequest
+	14, // 47: chancery.v1.Admin.Restore:input_type -> chancery.v1.RestoreRequest
+	16, // 48: chancery.v1.Admin.ListRevocations:input_type -> chancery.v1.ListRevocationsRequest
+	19, // 49: chancery.v1.Admin.ListServed:input_type -> chancery.v1.ListServedRequest
+	30, // 50: chancery.v1.Admin.GetStatus:input_type -> chancery.v1.GetStatusRequest
+	5,  // 51: chancery.v1.Issuance.Issue:output_type -> chancery.v1.IssueResponse
+	2,  // 52: chancery.v1.Issuance.Sync:output_type -> chancery.v1.SyncUpdate
+	27, // 53: chancery.v1.Admin.GetAuthorities:output_type -> chancery.v1.GetAuthoritiesResponse
+	23, // 54: chancery.v1.Admin.RequestIssuer:output_type -> chancery.v1.RequestIssuerResponse
+	25, // 55: chancery.v1.Admin.ImportIssuer:output_type -> chancery.v1.ImportIssuerResponse
+	12, // 56: chancery.v1.Admin.Revoke:output_type -> chancery.v1.RevokeResponse
+	15, // 57: chancery.v1.Admin.Restore:output_type -> chancery.v1.RestoreResponse
+	17, // 58: chancery.v1.Admin.ListRevocations:output_type -> chancery.v1.ListRevocationsResponse
+	20, // 59: chancery.v1.Admin.ListServed:output_type -> chancery.v1.ListServedResponse
+	31, // 60: chancery.v1.Admin.GetStatus:output_type -> chancery.v1.GetStatusResponse
+	51, // [51:61] is the sub-list for method output_type
+	41, // [41:51] is the sub-list for method input_type
+	41, // [41:41] is the sub-list for extension type_name
+	41, // [41:41] is the sub-list for extension extendee
+	0,  // [0:41] is the sub-list for field type_name
 }
 
 func init() { file_chancery_proto_init() }
@@ -1850,7 +2966,7 @@ func file_chancery_proto_init() {
 	if File_chancery_proto != nil {
 		return
 	}
-	file_chancery_proto_msgTypes[3].OneofWrappers = []any{
+	file_chancery_proto_msgTypes[6].OneofWrappers = []any{
 		(*Result_Certificate)(nil),
 		(*Result_Refusal)(nil),
 	}
@@ -1860,7 +2976,7 @@ func file_chancery_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_chancery_proto_rawDesc), len(file_chancery_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   25,
+			NumMessages:   40,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

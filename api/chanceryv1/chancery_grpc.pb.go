@@ -22,6 +22,7 @@ const _ = grpc.SupportPackageIsVersion9
 
 const (
 	Issuance_Issue_FullMethodName = "/chancery.v1.Issuance/Issue"
+	Issuance_Sync_FullMethodName  = "/chancery.v1.Issuance/Sync"
 )
 
 // IssuanceClient is the client API for Issuance service.
@@ -34,6 +35,10 @@ type IssuanceClient interface {
 	// Issue answers each request of the batch on its own: one that is refused does not touch the others. The call as
 	// a whole fails only if the caller cannot be authenticated or the batch is too large.
 	Issue(ctx context.Context, in *IssueRequest, opts ...grpc.CallOption) (*IssueResponse, error)
+	// Sync keeps an agent up to date: the server sends a whole SyncUpdate at once and on every change, the agent
+	// acknowledges each and says which SVIDs it serves. Each message is full state; a later one replaces all before.
+	// Callers authenticate as for Issue.
+	Sync(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[SyncRequest, SyncUpdate], error)
 }
 
 type issuanceClient struct {
@@ -54,6 +59,19 @@ func (c *issuanceClient) Issue(ctx context.Context, in *IssueRequest, opts ...gr
 	return out, nil
 }
 
+func (c *issuanceClient) Sync(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[SyncRequest, SyncUpdate], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Issuance_ServiceDesc.Streams[0], Issuance_Sync_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[SyncRequest, SyncUpdate]{ClientStream: stream}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Issuance_SyncClient = grpc.BidiStreamingClient[SyncRequest, SyncUpdate]
+
 // IssuanceServer is the server API for Issuance service.
 // All implementations must embed UnimplementedIssuanceServer
 // for forward compatibility.
@@ -64,6 +82,10 @@ type IssuanceServer interface {
 	// Issue answers each request of the batch on its own: one that is refused does not touch the others. The call as
 	// a whole fails only if the caller cannot be authenticated or the batch is too large.
 	Issue(context.Context, *IssueRequest) (*IssueResponse, error)
+	// Sync keeps an agent up to date: the server sends a whole SyncUpdate at once and on every change, the agent
+	// acknowledges each and says which SVIDs it serves. Each message is full state; a later one replaces all before.
+	// Callers authenticate as for Issue.
+	Sync(grpc.BidiStreamingServer[SyncRequest, SyncUpdate]) error
 	mustEmbedUnimplementedIssuanceServer()
 }
 
@@ -76,6 +98,9 @@ type UnimplementedIssuanceServer struct{}
 
 func (UnimplementedIssuanceServer) Issue(context.Context, *IssueRequest) (*IssueResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Issue not implemented")
+}
+func (UnimplementedIssuanceServer) Sync(grpc.BidiStreamingServer[SyncRequest, SyncUpdate]) error {
+	return status.Error(codes.Unimplemented, "method Sync not implemented")
 }
 func (UnimplementedIssuanceServer) mustEmbedUnimplementedIssuanceServer() {}
 func (UnimplementedIssuanceServer) testEmbeddedByValue()                  {}
@@ -116,6 +141,13 @@ func _Issuance_Issue_Handler(srv interface{}, ctx context.Context, dec func(inte
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Issuance_Sync_Handler(srv interface{}, stream grpc.ServerStream) error {
+	return srv.(IssuanceServer).Sync(&grpc.GenericServerStream[SyncRequest, SyncUpdate]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Issuance_SyncServer = grpc.BidiStreamingServer[SyncRequest, SyncUpdate]
+
 // Issuance_ServiceDesc is the grpc.ServiceDesc for Issuance service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -128,15 +160,26 @@ var Issuance_ServiceDesc = grpc.ServiceDesc{
 			Handler:    _Issuance_Issue_Handler,
 		},
 	},
-	Streams:  []grpc.StreamDesc{},
+	Streams: []grpc.StreamDesc{
+		{
+			StreamName:    "Sync",
+			Handler:       _Issuance_Sync_Handler,
+			ServerStreams: true,
+			ClientStreams: true,
+		},
+	},
 	Metadata: "chancery.proto",
 }
 
 const (
-	Admin_GetAuthorities_FullMethodName = "/chancery.v1.Admin/GetAuthorities"
-	Admin_RequestIssuer_FullMethodName  = "/chancery.v1.Admin/RequestIssuer"
-	Admin_ImportIssuer_FullMethodName   = "/chancery.v1.Admin/ImportIssuer"
-	Admin_GetStatus_FullMethodName      = "/chancery.v1.Admin/GetStatus"
+	Admin_GetAuthorities_FullMethodName  = "/chancery.v1.Admin/GetAuthorities"
+	Admin_RequestIssuer_FullMethodName   = "/chancery.v1.Admin/RequestIssuer"
+	Admin_ImportIssuer_FullMethodName    = "/chancery.v1.Admin/ImportIssuer"
+	Admin_Revoke_FullMethodName          = "/chancery.v1.Admin/Revoke"
+	Admin_Restore_FullMethodName         = "/chancery.v1.Admin/Restore"
+	Admin_ListRevocations_FullMethodName = "/chancery.v1.Admin/ListRevocations"
+	Admin_ListServed_FullMethodName      = "/chancery.v1.Admin/ListServed"
+	Admin_GetStatus_FullMethodName       = "/chancery.v1.Admin/GetStatus"
 )
 
 // AdminClient is the client API for Admin service.
@@ -152,6 +195,15 @@ type AdminClient interface {
 	RequestIssuer(ctx context.Context, in *RequestIssuerRequest, opts ...grpc.CallOption) (*RequestIssuerResponse, error)
 	// ImportIssuer takes the certificate that a request was answered with into use. One that fails a check changes nothing.
 	ImportIssuer(ctx context.Context, in *ImportIssuerRequest, opts ...grpc.CallOption) (*ImportIssuerResponse, error)
+	// Revoke adds a revocation, or says what it would do. What was issued and matches goes onto the CRLs, which agents
+	// get at once; an identity that is revoked gets no certificate until it is restored.
+	Revoke(ctx context.Context, in *RevokeRequest, opts ...grpc.CallOption) (*RevokeResponse, error)
+	// Restore ends the revocation of an identity: it may have new certificates; what was revoked stays revoked.
+	Restore(ctx context.Context, in *RestoreRequest, opts ...grpc.CallOption) (*RestoreResponse, error)
+	// ListRevocations returns what is revoked, and how far agents have it.
+	ListRevocations(ctx context.Context, in *ListRevocationsRequest, opts ...grpc.CallOption) (*ListRevocationsResponse, error)
+	// ListServed returns the SVIDs that the agents on this server say they serve.
+	ListServed(ctx context.Context, in *ListServedRequest, opts ...grpc.CallOption) (*ListServedResponse, error)
 	// GetStatus returns what the server knows of its own health. It judges nothing: see `chancery status`.
 	GetStatus(ctx context.Context, in *GetStatusRequest, opts ...grpc.CallOption) (*GetStatusResponse, error)
 }
@@ -194,6 +246,46 @@ func (c *adminClient) ImportIssuer(ctx context.Context, in *ImportIssuerRequest,
 	return out, nil
 }
 
+func (c *adminClient) Revoke(ctx context.Context, in *RevokeRequest, opts ...grpc.CallOption) (*RevokeResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RevokeResponse)
+	err := c.cc.Invoke(ctx, Admin_Revoke_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminClient) Restore(ctx context.Context, in *RestoreRequest, opts ...grpc.CallOption) (*RestoreResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RestoreResponse)
+	err := c.cc.Invoke(ctx, Admin_Restore_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminClient) ListRevocations(ctx context.Context, in *ListRevocationsRequest, opts ...grpc.CallOption) (*ListRevocationsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListRevocationsResponse)
+	err := c.cc.Invoke(ctx, Admin_ListRevocations_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminClient) ListServed(ctx context.Context, in *ListServedRequest, opts ...grpc.CallOption) (*ListServedResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListServedResponse)
+	err := c.cc.Invoke(ctx, Admin_ListServed_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *adminClient) GetStatus(ctx context.Context, in *GetStatusRequest, opts ...grpc.CallOption) (*GetStatusResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(GetStatusResponse)
@@ -217,6 +309,15 @@ type AdminServer interface {
 	RequestIssuer(context.Context, *RequestIssuerRequest) (*RequestIssuerResponse, error)
 	// ImportIssuer takes the certificate that a request was answered with into use. One that fails a check changes nothing.
 	ImportIssuer(context.Context, *ImportIssuerRequest) (*ImportIssuerResponse, error)
+	// Revoke adds a revocation, or says what it would do. What was issued and matches goes onto the CRLs, which agents
+	// get at once; an identity that is revoked gets no certificate until it is restored.
+	Revoke(context.Context, *RevokeRequest) (*RevokeResponse, error)
+	// Restore ends the revocation of an identity: it may have new certificates; what was revoked stays revoked.
+	Restore(context.Context, *RestoreRequest) (*RestoreResponse, error)
+	// ListRevocations returns what is revoked, and how far agents have it.
+	ListRevocations(context.Context, *ListRevocationsRequest) (*ListRevocationsResponse, error)
+	// ListServed returns the SVIDs that the agents on this server say they serve.
+	ListServed(context.Context, *ListServedRequest) (*ListServedResponse, error)
 	// GetStatus returns what the server knows of its own health. It judges nothing: see `chancery status`.
 	GetStatus(context.Context, *GetStatusRequest) (*GetStatusResponse, error)
 	mustEmbedUnimplementedAdminServer()
@@ -237,6 +338,18 @@ func (UnimplementedAdminServer) RequestIssuer(context.Context, *RequestIssuerReq
 }
 func (UnimplementedAdminServer) ImportIssuer(context.Context, *ImportIssuerRequest) (*ImportIssuerResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ImportIssuer not implemented")
+}
+func (UnimplementedAdminServer) Revoke(context.Context, *RevokeRequest) (*RevokeResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Revoke not implemented")
+}
+func (UnimplementedAdminServer) Restore(context.Context, *RestoreRequest) (*RestoreResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Restore not implemented")
+}
+func (UnimplementedAdminServer) ListRevocations(context.Context, *ListRevocationsRequest) (*ListRevocationsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListRevocations not implemented")
+}
+func (UnimplementedAdminServer) ListServed(context.Context, *ListServedRequest) (*ListServedResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListServed not implemented")
 }
 func (UnimplementedAdminServer) GetStatus(context.Context, *GetStatusRequest) (*GetStatusResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method GetStatus not implemented")
@@ -316,6 +429,78 @@ func _Admin_ImportIssuer_Handler(srv interface{}, ctx context.Context, dec func(
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Admin_Revoke_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RevokeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).Revoke(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_Revoke_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).Revoke(ctx, req.(*RevokeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Admin_Restore_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RestoreRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).Restore(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_Restore_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).Restore(ctx, req.(*RestoreRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Admin_ListRevocations_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListRevocationsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).ListRevocations(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_ListRevocations_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).ListRevocations(ctx, req.(*ListRevocationsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Admin_ListServed_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListServedRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).ListServed(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_ListServed_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).ListServed(ctx, req.(*ListServedRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Admin_GetStatus_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(GetStatusRequest)
 	if err := dec(in); err != nil {
@@ -352,6 +537,22 @@ var Admin_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ImportIssuer",
 			Handler:    _Admin_ImportIssuer_Handler,
+		},
+		{
+			MethodName: "Revoke",
+			Handler:    _Admin_Revoke_Handler,
+		},
+		{
+			MethodName: "Restore",
+			Handler:    _Admin_Restore_Handler,
+		},
+		{
+			MethodName: "ListRevocations",
+			Handler:    _Admin_ListRevocations_Handler,
+		},
+		{
+			MethodName: "ListServed",
+			Handler:    _Admin_ListServed_Handler,
 		},
 		{
 			MethodName: "GetStatus",

@@ -21,7 +21,7 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sys/unix"
+	"github.com/chancery-project/chancery/ca/durable"
 )
 
 // Log is an open audit log. All methods are safe for concurrent use.
@@ -31,6 +31,7 @@ type Log struct {
 
 	mu       sync.Mutex // guards all up to closed
 	pending  *batch
+	writing  *batch // taken from pending by flush; nil before the first
 	flushing bool
 	closed   bool
 	closing  chan struct{} // closed with closed, to end waits
@@ -39,8 +40,8 @@ type Log struct {
 	begun    time.Time     // of the commit under way; zero if there is none
 	failed   error         // of the last commit
 
-	io   sync.Mutex // guards file; held while writing
-	file *os.File   // nil after a failure
+	io   sync.Mutex    // guards file; held while writing
+	file *durable.File // nil after a failure
 }
 
 // batch is a group of lines that are committed together.
@@ -140,7 +141,7 @@ func (l *Log) flush() {
 		l.mu.Unlock()
 		l.await(b)
 		l.mu.Lock()
-		l.pending = newBatch()
+		l.writing, l.pending = b, newBatch()
 		l.pending.lines, l.spare = l.spare, nil
 		l.pending.copies, l.copies = l.copies, nil
 		l.mu.Unlock()
@@ -217,7 +218,7 @@ func (l *Log) write(lines []byte) error {
 	}
 	_, err := l.file.Write(lines)
 	if err == nil {
-		err = unix.Fdatasync(int(l.file.Fd()))
+		err = l.file.SyncData()
 	}
 	if err != nil {
 		// The state of the page cache after a failed sync is not known: go on only through a fresh descriptor.
@@ -230,7 +231,7 @@ func (l *Log) write(lines []byte) error {
 
 // open opens the file and ends a torn last line. Caller holds io, or is the only user.
 func (l *Log) open() error {
-	f, err := os.OpenFile(l.path, os.O_RDWR|os.O_CREATE|os.O_APPEND, 0o600)
+	f, err := durable.OpenFile(l.path, os.O_RDWR|os.O_CREATE|os.O_APPEND, 0o600)
 	if err != nil {
 		return fmt.Errorf("opening audit log: %w", err)
 	}
@@ -239,7 +240,7 @@ func (l *Log) open() error {
 		_, err = f.Write([]byte{'\n'})
 	}
 	if err == nil {
-		err = syncDir(filepath.Dir(l.path)) // the file's name must survive a crash as its lines do
+		err = durable.SyncDirectory(filepath.Dir(l.path)) // the file's name must survive a crash as its lines do
 	}
 	if err != nil {
 		f.Close()
@@ -249,7 +250,7 @@ func (l *Log) open() error {
 	return nil
 }
 
-func endsTorn(f *os.File) (bool, error) {
+func endsTorn(f *durable.File) (bool, error) {
 	info, err := f.Stat()
 	if err != nil || !info.Mode().IsRegular() || info.Size() == 0 {
 		return false, err
@@ -259,15 +260,6 @@ func endsTorn(f *os.File) (bool, error) {
 		return false, err
 	}
 	return last[0] != '\n', nil
-}
-
-func syncDir(dir string) error {
-	d, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	defer d.Close()
-	return d.Sync()
 }
 
 // Err returns why records cannot be written: the last commit failed, or the one under way hangs. A server whose log
@@ -309,24 +301,32 @@ func (l *Log) Reopen() {
 	}
 }
 
-// Close commits what is pending and closes the file; later calls of Append and Note fail.
+// Close commits what is pending and closes the file; later calls of Append and Note fail. If the last commit failed
+// it says so: nobody may have waited for those records.
 func (l *Log) Close() error {
 	l.mu.Lock()
 	if !l.closed {
 		l.closed = true
 		close(l.closing)
 	}
-	b, busy := l.pending, l.flushing
+	var left []*batch
+	if l.flushing && l.writing != nil {
+		left = append(left, l.writing)
+	}
+	if l.flushing && len(l.pending.lines) > 0 {
+		left = append(left, l.pending)
+	}
 	l.mu.Unlock()
-	if busy && len(b.lines) > 0 {
+	for _, b := range left {
 		<-b.done
 	}
+	err := l.Err()
 	l.io.Lock()
 	defer l.io.Unlock()
 	if l.file == nil {
-		return nil
+		return err
 	}
-	err := l.file.Close()
+	err = errors.Join(err, l.file.Close())
 	l.file = nil
 	return err
 }

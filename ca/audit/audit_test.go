@@ -221,6 +221,26 @@ func BenchmarkAppendParallel16(b *testing.B) {
 	})
 }
 
+// What waits for a disk that does not answer is bounded.
+func TestBoundOfWhatWaits(t *testing.T) {
+	l := open(t, filepath.Join(t.TempDir(), "audit.jsonl"))
+	l.io.Lock() // as a write that hangs holds it
+	detail := strings.Repeat("x", 1<<20)
+	n := 0
+	for ; n < 100; n++ {
+		if err := l.Note(Record{Event: Denied, Detail: detail}); err != nil {
+			if !strings.Contains(err.Error(), "bytes wait for the disk already") {
+				t.Error(err)
+			}
+			break
+		}
+	}
+	l.io.Unlock()
+	if n < 16 || n > 40 { // a part may be on its way to the disk
+		t.Errorf("%d MiB were taken", n)
+	}
+}
+
 func TestMovedIsNoticed(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "audit.jsonl")
 	l := open(t, path)

@@ -1,6 +1,7 @@
 package authority
 
 import (
+	"context"
 	"crypto/rand"
 	"crypto/x509"
 	"errors"
@@ -8,12 +9,14 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/chancery-project/chancery/ca"
 	"github.com/chancery-project/chancery/ca/audit"
+	"github.com/chancery-project/chancery/ca/document"
 	"github.com/chancery-project/chancery/ca/files"
 	"github.com/chancery-project/chancery/ca/keys"
 	"github.com/chancery-project/chancery/ca/store"
@@ -115,8 +118,8 @@ func TestD9DocumentIsAuthenticated(t *testing.T) {
 
 func TestNewerFormatIsRefusedWithAClearMessage(t *testing.T) {
 	c := setup(t, t.TempDir())
-	doc := NewDocument()
-	doc.Format = documentFormat + 1
+	doc := document.New()
+	doc.Format = document.Format + 1
 	data, err := doc.Encode(c.Sealer)
 	if err != nil {
 		t.Fatal(err)
@@ -168,8 +171,8 @@ func TestIssuerIsRenewedUnderItsRoot(t *testing.T) {
 		t.Errorf("version %d, previous %q", doc.Version, doc.Previous)
 	}
 	for _, a := range doc.Domains["cluster.local"].Authorities {
-		if a.ID == before.SKI() && (a.State != StateRetiring || a.Key != nil) {
-			t.Errorf("the former issuer is %s and its key is kept: %v", a.State, a.Key != nil)
+		if a.ID == before.SKI() && (a.State != StateRetiring || a.Key == nil) {
+			t.Errorf("the former issuer is %s and its key, which its CRL needs, is kept: %v", a.State, a.Key != nil)
 		}
 	}
 	if again := open(t, c); again.issuer.Load().SKI() != after.SKI() {
@@ -285,7 +288,13 @@ func TestD7PluggedInIssuer(t *testing.T) {
 	k := open(t, c)
 	first := k.issuer.Load()
 
-	// A new issuer under the same root is taken at once.
+	// A new issuer under the same root is taken: prepared, so that its CRL can go out first, and then active.
+	var waiting []document.AuthorityState
+	k.Announce(func(context.Context) {
+		for _, a := range k.Document().Domains["cluster.local"].Authorities {
+			waiting = append(waiting, a.State)
+		}
+	})
 	second := *made
 	root, err := ca.NewIssuer(ca.IssuerConfig{Domain: c.Domain, Key: made.RootKey, Chain: []*x509.Certificate{made.Root}, Bundle: first.Bundle(), LogID: ca.MinLogID, Log: c.Log})
 	if err != nil {
@@ -302,8 +311,11 @@ func TestD7PluggedInIssuer(t *testing.T) {
 	if err := k.use(t.Context(), set); err != nil {
 		t.Fatal(err)
 	}
-	if k.issuer.Load().SKI() == first.SKI() || k.Document().Version != 2 {
+	if k.issuer.Load().SKI() == first.SKI() || k.Document().Version != 3 {
 		t.Error("the new issuer under the same root is not in use")
+	}
+	if !slices.Equal(waiting, []document.AuthorityState{StateActive, StateActive, StatePrepared}) {
+		t.Errorf("while its CRL was to go out the authorities were %v", waiting)
 	}
 
 	// Any change of the roots is refused, with the steps.
@@ -321,7 +333,7 @@ func TestD7PluggedInIssuer(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	if k.issuer.Load().SKI() == first.SKI() || k.Document().Version != 2 {
+	if k.issuer.Load().SKI() == first.SKI() || k.Document().Version != 3 {
 		t.Error("a refused change changed something")
 	}
 }
@@ -369,9 +381,9 @@ func TestRootThatEndedBesideTheOneInUse(t *testing.T) {
 	if _, err := Init(t.Context(), c, "test"); err == nil || !strings.Contains(err.Error(), "ended at") || !strings.Contains(err.Error(), dir) {
 		t.Errorf("adopting a root that has ended gave %v", err)
 	}
-	doc := NewDocument() // as it was made while the root lived
+	doc := document.New() // as it was made while the root lived
 	for _, add := range []struct {
-		kind AuthorityKind
+		kind document.AuthorityKind
 		cert *x509.Certificate
 	}{{KindRoot, made.Root}, {KindRoot, ended}, {KindIssuer, made.Issuer}} {
 		if err := doc.Add(c.Domain, add.kind, Key{}, c.Sealer, add.cert); err != nil {

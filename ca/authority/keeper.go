@@ -19,6 +19,7 @@ import (
 
 	"github.com/chancery-project/chancery/ca"
 	"github.com/chancery-project/chancery/ca/audit"
+	"github.com/chancery-project/chancery/ca/document"
 	"github.com/chancery-project/chancery/ca/files"
 	"github.com/chancery-project/chancery/ca/keys"
 	"github.com/chancery-project/chancery/ca/store"
@@ -65,6 +66,10 @@ type Keeper struct {
 	doc  *Document
 	data []byte     // stored form of doc
 	set  *files.Set // plugged-in files in use
+
+	held     sync.Map              // ID -> *ca.Issuer, those that were opened; of plugged-in files they are nowhere else
+	changed  chan struct{}         // see Changed
+	announce func(context.Context) // see Announce
 }
 
 // Init makes the first document: with a new root and issuer, or adopting plugged-in files. store.ErrConflict if
@@ -75,7 +80,7 @@ func Init(ctx context.Context, c Config, actor string) (*Document, error) {
 	} else if !errors.Is(err, store.ErrMissing) {
 		return nil, err
 	}
-	doc := NewDocument()
+	doc := document.New()
 	if c.IssuanceLog.Key != "" {
 		doc.Logs[0] = c.IssuanceLog
 	}
@@ -168,7 +173,7 @@ func Open(ctx context.Context, c Config) (*Keeper, error) {
 	} else if err != nil {
 		return nil, err
 	}
-	if !issuer.hasKey() {
+	if !issuer.HasKey() {
 		return nil, errors.New("the active issuer was plugged in from files; set `issuer` in the config to their folder")
 	}
 	use, err := c.issuerIn(ctx, a.doc)
@@ -186,7 +191,7 @@ func Open(ctx context.Context, c Config) (*Keeper, error) {
 
 // load reads the document.
 func load(ctx context.Context, c Config) (*Keeper, error) {
-	a := &Keeper{config: c}
+	a := &Keeper{config: c, changed: make(chan struct{}, 1), announce: func(context.Context) {}}
 	data, version, err := c.Store.Load(ctx)
 	if errors.Is(err, store.ErrMissing) {
 		return nil, fmt.Errorf("%w: run `chancery authority init -c FILE` once", err)
@@ -196,7 +201,7 @@ func load(ctx context.Context, c Config) (*Keeper, error) {
 	if a.doc, err = DecodeDocument(data, version, c.Sealer); err != nil {
 		return nil, err
 	}
-	if err := a.doc.checkLog(c.IssuanceLog); err != nil {
+	if err := a.doc.CheckLog(c.IssuanceLog); err != nil {
 		return nil, err
 	}
 	a.data = data
@@ -207,7 +212,7 @@ func load(ctx context.Context, c Config) (*Keeper, error) {
 // offline reports whether the root's key lies elsewhere. Caller holds mu or is alone.
 func (a *Keeper) offline() bool {
 	root, err := a.doc.Active(a.config.Domain, KindRoot)
-	return err == nil && !root.hasKey()
+	return err == nil && !root.HasKey()
 }
 
 func expired(a *Authority) bool {
@@ -241,9 +246,10 @@ func (a *Keeper) check(i *ca.Issuer) error {
 	return nil
 }
 
-// swap puts an issuer to use.
+// swap puts an issuer to use. Caller holds mu or is alone.
 func (a *Keeper) swap(use active) {
 	i := use.issuer
+	a.held.Store(i.SKI(), i)
 	a.inUse.Store(&use)
 	a.issuer.Store(i)
 	a.config.Logger.Info("issuer in use", "issuer", i.SKI(), "not_after", i.NotAfter().UTC(), "generation", i.Bundle().Generation())
@@ -273,14 +279,22 @@ func (a *Keeper) Run(ctx context.Context) error {
 // warnEvery is how often an issuer that only an admin can renew is called to mind.
 const warnEvery = time.Hour
 
-// mindIssuer renews an issuer that is past half of its life, or, where the root's key lies elsewhere, says that somebody
-// should.
+// mindIssuer sees to it that an issuer that is past half of its life gets a successor, or, where the root's key lies
+// elsewhere, says that somebody should.
 func (a *Keeper) mindIssuer(ctx context.Context, now time.Time) {
 	i := a.issuer.Load()
-	if a.config.Parented || !halfOver(i, now) {
+	doc := a.snapshot.Load()
+	var err error
+	next := doc.Prepared(a.config.Domain)
+	switch {
+	case next != nil && (i == nil || a.due(next, i, now)):
+		err = a.activate(ctx, next.ID)
+	case next != nil || a.config.Parented || !halfOver(i, now): // a parented issuer is renewed by package renewal
 		return
+	default:
+		err = a.prepare(ctx)
 	}
-	switch err := a.renew(ctx); {
+	switch {
 	case err == nil:
 	case !errors.Is(err, errOffline):
 		a.config.Logger.Error("issuer not renewed; the old one stays in use", "reason", err.Error())
@@ -296,8 +310,8 @@ func halfOver(i *ca.Issuer, now time.Time) bool {
 	return now.Sub(cert.NotBefore) > cert.NotAfter.Sub(cert.NotBefore)/2
 }
 
-// renew makes a new issuer under the active root. Nobody needs to learn of it first: each leaf is sent with its
-// issuer, and verifiers know roots only. The document is stored before the issuer signs: a crash in between leaves a
+// renew makes a new issuer under the active root and uses it at once, where there is no other that works: see prepare. The
+// document is stored before the issuer signs: a crash in between leaves a
 // document whose issuer has signed nothing, and the next start uses it.
 func (a *Keeper) renew(ctx context.Context) error {
 	a.mu.Lock()
@@ -328,8 +342,22 @@ func (a *Keeper) renew(ctx context.Context) error {
 	return nil
 }
 
-// store replaces the stored document by next. Caller holds mu or is alone.
+// store replaces the stored document by next, and says that it changed. Caller holds mu or is alone.
 func (a *Keeper) store(ctx context.Context, next *Document) error {
+	if err := a.storeQuietly(ctx, next); err != nil {
+		return err
+	}
+	select {
+	case a.changed <- struct{}{}:
+	default: // who is told will see this one too
+	}
+	return nil
+}
+
+// storeQuietly is store for changes that only their maker needs to know of. It ends though ctx may not wait: of a write that
+// was cut off nobody would know whether it happened.
+func (a *Keeper) storeQuietly(ctx context.Context, next *Document) error {
+	ctx = context.WithoutCancel(ctx)
 	data, err := next.Encode(a.config.Sealer)
 	if err != nil {
 		return err
@@ -359,26 +387,19 @@ func (a *Keeper) catchUp(ctx context.Context) {
 	}
 }
 
-// use takes a set of plugged-in files into use: a new issuer under the same roots at once, any change of the roots
-// not at all.
+// use takes a set of plugged-in files into use: a new issuer under the same roots once its CRL is out, any change of the
+// roots not at all.
 func (a *Keeper) use(ctx context.Context, set *files.Set) error {
+	issuer, isNew, err := a.readyPlugged(ctx, set)
+	if err != nil {
+		return err
+	}
+	if isNew {
+		a.announce(ctx)
+	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	c := a.config
-	have, err := a.doc.Bundle(c.Domain)
-	if err != nil {
-		return err
-	}
-	issuer, err := c.issuerOf(set, have.Generation(), a.doc.LogID())
-	if err != nil {
-		return err
-	}
-	if !have.SameRoots(issuer.Bundle()) {
-		return rootsChanged(c.Plugged.Dir)
-	}
-	if err := a.check(issuer); err != nil {
-		return err
-	}
 	issuing, err := a.doc.Active(c.Domain, KindIssuer)
 	if err != nil {
 		return err
@@ -398,6 +419,39 @@ func (a *Keeper) use(ctx context.Context, set *files.Set) error {
 	a.swap(active{issuer, set.Key})
 	a.set = set
 	return nil
+}
+
+// readyPlugged checks a set of plugged-in files. While another issuer signs, it prepares the new one.
+func (a *Keeper) readyPlugged(ctx context.Context, set *files.Set) (_ *ca.Issuer, isNew bool, _ error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	c := a.config
+	have, err := a.doc.Bundle(c.Domain)
+	if err != nil {
+		return nil, false, err
+	}
+	issuer, err := c.issuerOf(set, have.Generation(), a.doc.LogID())
+	if err != nil {
+		return nil, false, err
+	}
+	if !have.SameRoots(issuer.Bundle()) {
+		return nil, false, rootsChanged(c.Plugged.Dir)
+	}
+	if err := a.check(issuer); err != nil {
+		return nil, false, err
+	}
+	if now := a.issuer.Load(); now == nil || now.SKI() == issuer.SKI() {
+		return issuer, false, nil
+	}
+	next, err := a.doc.Next(a.data)
+	if err != nil {
+		return nil, false, err
+	}
+	if err := next.Prepare(c.Domain, Key{}, c.Sealer, set.Chain[0]); err != nil {
+		return nil, false, err
+	}
+	a.held.Store(issuer.SKI(), issuer)
+	return issuer, true, a.store(ctx, next)
 }
 
 func rootsChanged(dir string) error {

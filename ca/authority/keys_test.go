@@ -170,7 +170,7 @@ func TestKeysOfEndedIssuersAreDeleted(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	next.dropEndedIssuers(c.Domain, time.Now().Add(2*ca.DefaultIssuerTTL))
+	next.DropEndedIssuers(c.Domain, time.Now().Add(2*ca.DefaultIssuerTTL))
 	if err := k.store(t.Context(), next); err != nil {
 		t.Fatal(err)
 	}
@@ -286,7 +286,7 @@ func TestOfflineRoot(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if as := doc.Domains["cluster.local"].Authorities; len(as) != 1 || as[0].hasKey() {
+			if as := doc.Domains["cluster.local"].Authorities; len(as) != 1 || as[0].HasKey() {
 				t.Fatalf("init made %d authorities", len(as))
 			}
 			if _, err := Open(t.Context(), c); !errors.Is(err, errOffline) || !strings.Contains(err.Error(), "has no active issuer") {

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/chancery-project/chancery/ca"
+	"github.com/chancery-project/chancery/ca/document"
 )
 
 // Lifetimes hold for what Init makes and for every issuer after it.
@@ -15,7 +16,7 @@ func TestLifetimes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	lives := func(doc *Document, kind AuthorityKind) time.Duration {
+	lives := func(doc *Document, kind document.AuthorityKind) time.Duration {
 		t.Helper()
 		a, err := doc.Active(c.Domain, kind)
 		if err != nil {

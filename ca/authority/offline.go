@@ -2,8 +2,8 @@ package authority
 
 import (
 	"context"
-	"crypto"
 	"crypto/x509"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"time"
@@ -16,33 +16,6 @@ import (
 )
 
 // This file is for a root that is kept elsewhere: the roots come with Init, the issuer by Request and Import.
-
-// RequestedIssuer is an issuer that has a key and no certificate yet.
-type RequestedIssuer struct {
-	ID      string    `json:"id"`               // of the key
-	Key     []byte    `json:"key,omitempty"`    // sealed PKCS#8
-	KeyRef  string    `json:"keyRef,omitempty"` // or where it lies in a key store
-	Created time.Time `json:"created"`
-}
-
-func (r *RequestedIssuer) sealContext(td trust.Domain) string {
-	return fmt.Sprintf("key %s of the requested issuer of %s", r.ID, td)
-}
-
-// open returns the key, as Add takes it.
-func (r *RequestedIssuer) open(ctx context.Context, c Config) (Key, error) {
-	var signer crypto.Signer
-	var err error
-	switch {
-	case r.KeyRef == "":
-		signer, err = unseal(r.Key, r.sealContext(c.Domain), c.Sealer)
-	case c.Keys == nil:
-		err = fmt.Errorf("the key of the requested issuer lies in a key store, as %s; set `keys` in the config to that store", r.KeyRef)
-	default:
-		signer, err = c.Keys.Open(ctx, r.KeyRef)
-	}
-	return Key{signer, r.KeyRef}, err
-}
 
 // adoptRoots writes the roots of a CA that is kept elsewhere into the document. They enter as one generation.
 func adoptRoots(doc *Document, c Config) error {
@@ -99,7 +72,7 @@ func (a *Keeper) Request(ctx context.Context, actor string, fresh bool) ([]byte,
 	var key Key
 	var err error
 	if state.Requested != nil && !fresh {
-		key, err = state.Requested.open(ctx, c)
+		key, err = state.Requested.Open(ctx, c.Domain, c.Sealer, c.Keys)
 	} else {
 		key, err = a.request(ctx, actor)
 	}
@@ -133,12 +106,6 @@ func (a *Keeper) request(ctx context.Context, actor string) (Key, error) {
 	if err != nil {
 		return Key{}, err
 	}
-	r := &RequestedIssuer{ID: id, KeyRef: key.Ref, Created: time.Now().UTC().Truncate(time.Second)}
-	if key.Ref == "" {
-		if r.Key, err = seal(key.Signer, r.sealContext(c.Domain), c.Sealer); err != nil {
-			return Key{}, err
-		}
-	}
 	if err := c.Log.Append(audit.Record{Event: audit.Admin, Actor: actor, Detail: "authority csr: issuer with key " + id}); err != nil {
 		return Key{}, err
 	}
@@ -146,7 +113,9 @@ func (a *Keeper) request(ctx context.Context, actor string) (Key, error) {
 	if err != nil {
 		return Key{}, err
 	}
-	next.domain(c.Domain).Requested = r
+	if err := next.Request(c.Domain, id, key, c.Sealer); err != nil {
+		return Key{}, err
+	}
 	return key, a.store(ctx, next)
 }
 
@@ -160,60 +129,83 @@ func Import(ctx context.Context, c Config, actor string, chain []*x509.Certifica
 	return a.Import(ctx, actor, chain)
 }
 
-// Import is the function Import in a running server, which signs with the new issuer from then on.
+// Import is the function Import in a running server, which signs with the new issuer from then on: at once, or, while
+// another one signs, after its CRL is out.
 func (a *Keeper) Import(ctx context.Context, actor string, chain []*x509.Certificate) error {
+	id, err := a.prepareImport(ctx, actor, chain)
+	if err != nil || id == "" {
+		return err
+	}
+	a.announce(ctx)
+	return a.activate(ctx, id)
+}
+
+// prepareImport does all of Import but the last step, where there is one: then it returns the ID of the prepared issuer.
+func (a *Keeper) prepareImport(ctx context.Context, actor string, chain []*x509.Certificate) (string, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	c := a.config
-	if err := a.offlineOnly(); err != nil {
-		return err
-	}
-	requested := a.doc.Domains[c.Domain.String()].Requested
-	if requested == nil {
-		return errors.New("no issuer was requested, or the request was answered; `chancery authority csr` makes one")
-	}
-	key, err := requested.open(ctx, c)
+	key, between, err := a.checkImport(ctx, chain)
 	if err != nil {
-		return fmt.Errorf("importing issuer: %w", err)
-	}
-	bundle, err := a.doc.Bundle(c.Domain)
-	if err != nil {
-		return err
-	}
-	between, err := parent.Check(c.Domain, key.Signer.Public(), chain, bundle, time.Now())
-	if err != nil {
-		return err
+		return "", err
 	}
 	cert := chain[0]
-	if err := a.tryOut(key, bundle, append([]*x509.Certificate{cert}, between...)); err != nil {
-		return fmt.Errorf("issuing certificate %q: %w", cert.Subject, err)
-	}
 	detail := fmt.Sprintf("authority import: issuer %x until %s", cert.SubjectKeyId, cert.NotAfter.UTC().Format(time.RFC3339))
 	if err := c.Log.Append(audit.Record{Event: audit.Admin, Actor: actor, Detail: detail}); err != nil {
-		return err
+		return "", err
 	}
 	next, err := a.doc.Next(a.data)
 	if err != nil {
-		return err
+		return "", err
 	}
-	next.domain(c.Domain).Requested = nil
+	next.State(c.Domain).Requested = nil
 	if _, err := next.Active(c.Domain, KindIssuer); err == nil {
-		err = next.ReplaceIssuer(c.Domain, key, c.Sealer, cert, between...)
-		if err != nil {
-			return err
+		if err := next.Prepare(c.Domain, key, c.Sealer, cert, between...); err != nil {
+			return "", err
 		}
-	} else if err := next.Add(c.Domain, KindIssuer, key, c.Sealer, cert, between...); err != nil {
-		return err
+		return hex.EncodeToString(cert.SubjectKeyId), a.store(ctx, next)
+	}
+	if err := next.Add(c.Domain, KindIssuer, key, c.Sealer, cert, between...); err != nil {
+		return "", err
 	}
 	use, err := c.issuerIn(ctx, next)
 	if err != nil {
-		return err
+		return "", err
 	}
 	if err := a.store(ctx, next); err != nil {
-		return err
+		return "", err
 	}
 	a.swap(use)
-	return nil
+	return "", nil
+}
+
+// checkImport checks a chain against the open request, and returns the request's key and the certificates between the
+// issuer and its root. Caller holds mu.
+func (a *Keeper) checkImport(ctx context.Context, chain []*x509.Certificate) (Key, []*x509.Certificate, error) {
+	c := a.config
+	if err := a.offlineOnly(); err != nil {
+		return Key{}, nil, err
+	}
+	requested := a.doc.Domains[c.Domain.String()].Requested
+	if requested == nil {
+		return Key{}, nil, errors.New("no issuer was requested, or the request was answered; `chancery authority csr` makes one")
+	}
+	key, err := requested.Open(ctx, c.Domain, c.Sealer, c.Keys)
+	if err != nil {
+		return Key{}, nil, fmt.Errorf("importing issuer: %w", err)
+	}
+	bundle, err := a.doc.Bundle(c.Domain)
+	if err != nil {
+		return Key{}, nil, err
+	}
+	between, err := parent.Check(c.Domain, key.Signer.Public(), chain, bundle, time.Now())
+	if err != nil {
+		return Key{}, nil, err
+	}
+	if err := a.tryOut(key, bundle, append([]*x509.Certificate{chain[0]}, between...)); err != nil {
+		return Key{}, nil, fmt.Errorf("issuing certificate %q: %w", chain[0].Subject, err)
+	}
+	return key, between, nil
 }
 
 // tryOut makes the issuer as a server would, lints what it would sign under each profile, and has its key sign.

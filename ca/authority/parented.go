@@ -23,7 +23,7 @@ func (a *Keeper) openParented(ctx context.Context) error {
 			"or start with the parent's root: `chancery authority init --root FILE`")
 	}
 	issuer, err := a.doc.Active(c.Domain, KindIssuer)
-	if err != nil || !issuer.hasKey() {
+	if err != nil || !issuer.HasKey() {
 		return nil
 	}
 	if ended, err := ended(issuer, time.Now()); err != nil || ended {
@@ -60,7 +60,7 @@ func (a *Keeper) SignsIssuers() error {
 	if err != nil {
 		return err
 	}
-	if !root.hasKey() {
+	if !root.HasKey() {
 		return errors.New("the root's key is kept elsewhere, so this server cannot sign issuers of other servers")
 	}
 	return nil

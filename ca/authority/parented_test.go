@@ -145,3 +145,36 @@ func TestSignsIssuersOfOthers(t *testing.T) {
 		t.Error("signed without the root's key")
 	}
 }
+
+// An issuer that a crash left prepared is put to use by the next start, also if the one in use has ended meanwhile.
+func TestParentedTakesUpAPreparedIssuer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		root, cert := parentCA(t)
+		c := setup(t, t.TempDir())
+		c.Roots, c.Parented = []*x509.Certificate{cert}, true
+		if _, err := Init(t.Context(), c, "test"); err != nil {
+			t.Fatal(err)
+		}
+		k := open(t, c)
+		ask := func(ttl time.Duration) []*x509.Certificate {
+			der, err := k.Request(t.Context(), "test", false)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return []*x509.Certificate{answer(t, root, der, ttl)}
+		}
+		if err := k.Import(t.Context(), "test", ask(time.Hour)); err != nil {
+			t.Fatal(err)
+		}
+		if id, err := k.prepareImport(t.Context(), "test", ask(4*time.Hour)); err != nil || id == "" {
+			t.Fatal(id, err)
+		}
+		time.Sleep(2 * time.Hour)
+		k = open(t, c)
+		if _, err := k.Issuer(); err == nil {
+			t.Fatal("an issuer that has ended is in use")
+		}
+		k.mindIssuer(t.Context(), time.Now())
+		issue(t, k)
+	})
+}

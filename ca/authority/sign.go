@@ -32,7 +32,7 @@ func (c Config) generate(ctx context.Context, kt ca.KeyType) (Key, error) {
 		return Key{}, err
 	}
 	signer, err := c.Keys.Open(ctx, ref)
-	return Key{signer, ref}, err
+	return Key{Signer: signer, Ref: ref}, err
 }
 
 // active is an issuer in use, with its key, which package ca hides.
@@ -47,6 +47,11 @@ func (c Config) issuerIn(ctx context.Context, d *Document) (active, error) {
 	if err != nil {
 		return active{}, err
 	}
+	return c.open(ctx, d, a)
+}
+
+// open returns an issuer of a document, whatever its state.
+func (c Config) open(ctx context.Context, d *Document, a *Authority) (active, error) {
 	key, err := a.OpenKey(ctx, c.Domain, c.Sealer, c.Keys)
 	if err != nil {
 		return active{}, err
@@ -73,7 +78,7 @@ func (c Config) rootIn(ctx context.Context, d *Document) (*ca.Issuer, crypto.Sig
 	if err != nil {
 		return nil, nil, err
 	}
-	if !root.hasKey() {
+	if !root.HasKey() {
 		return nil, nil, errOffline
 	}
 	cert, err := root.X509()
@@ -117,8 +122,8 @@ func (a *Keeper) dropKeys(ctx context.Context, before, after *Document) {
 	if a.config.Keys == nil {
 		return
 	}
-	needed := after.keyRefs()
-	for ref := range before.keyRefs() {
+	needed := after.KeyRefs()
+	for ref := range before.KeyRefs() {
 		if needed[ref] {
 			continue
 		}
@@ -139,7 +144,7 @@ func (a *Keeper) Keys() []keys.Watched {
 	if doc == nil {
 		return out
 	}
-	if root, err := doc.Active(a.config.Domain, KindRoot); err == nil && root.hasKey() {
+	if root, err := doc.Active(a.config.Domain, KindRoot); err == nil && root.HasKey() {
 		out = append(out, keys.Watched{Name: "root " + root.ID, Open: func(ctx context.Context) (crypto.Signer, error) {
 			return root.OpenKey(ctx, a.config.Domain, a.config.Sealer, a.config.Keys)
 		}})

@@ -461,3 +461,27 @@ func TestCrashLeavesAllOrNothing(t *testing.T) {
 	}
 	t.Logf("%d of 20 ended before they were killed", complete)
 }
+
+func TestBoundsOfACeremony(t *testing.T) {
+	c := config(t, soon(crashing))
+	for len(c.Steps) < maxSteps {
+		s := c.Steps[2]
+		s.Name = fmt.Sprintf("crl-%d", len(c.Steps))
+		c.Steps = append(c.Steps, s)
+	}
+	if err := Check(&c); err != nil {
+		t.Errorf("%d steps: %v", len(c.Steps), err)
+	}
+	last := &c.Steps[len(c.Steps)-1]
+	for i := range maxRevoked + 1 {
+		last.Revoked = append(last.Revoked, RevokedConfig{Serial: fmt.Sprintf("%x", i+1), Time: "2026-01-01T00:00:00Z"})
+	}
+	if err := Check(&c); err == nil || !strings.Contains(err.Error(), "10000") {
+		t.Errorf("%d revoked: %v", len(last.Revoked), err)
+	}
+	last.Revoked = nil
+	c.Existing = append(c.Existing, ExistingConfig{Name: "more", Certificate: "x"})
+	if err := Check(&c); err == nil || !strings.Contains(err.Error(), "at most 64 steps") {
+		t.Errorf("one too many: %v", err)
+	}
+}

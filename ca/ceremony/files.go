@@ -8,8 +8,7 @@ import (
 	"os"
 	"path/filepath"
 
-	"golang.org/x/sys/unix"
-
+	"github.com/chancery-project/chancery/ca/durable"
 	"github.com/chancery-project/chancery/trust"
 )
 
@@ -38,11 +37,14 @@ func readBounded(path string, secret bool) ([]byte, error) {
 }
 
 // set is a folder that appears complete or not at all: files are written into a folder beside it, which is then renamed.
-type set struct{ dir, work string }
+type set struct {
+	dir, work  string
+	committing bool // commit has begun
+}
 
 func newSet(dir string) (*set, error) {
-	s := &set{dir, dir + ".incomplete"}
-	err := os.Mkdir(s.work, 0o700)
+	s := &set{dir: dir, work: dir + ".incomplete"}
+	err := durable.MakeDir(s.work)
 	if errors.Is(err, fs.ErrExist) {
 		return nil, fmt.Errorf("%s is left from a ceremony that did not end, or another one runs; nothing in it counts: remove it first", s.work)
 	} else if err != nil {
@@ -53,15 +55,7 @@ func newSet(dir string) (*set, error) {
 
 // write adds a file, durably.
 func (s *set) write(name string, data []byte, mode os.FileMode) error {
-	f, err := os.OpenFile(filepath.Join(s.work, name), os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode)
-	if err != nil {
-		return fmt.Errorf("writing output: %w", err)
-	}
-	_, err = f.Write(data)
-	if err == nil {
-		err = f.Sync()
-	}
-	if err = errors.Join(err, f.Close()); err != nil {
+	if err := durable.WriteNew(filepath.Join(s.work, name), data, mode); err != nil {
 		return fmt.Errorf("writing output %s: %w", name, err)
 	}
 	return nil
@@ -69,26 +63,24 @@ func (s *set) write(name string, data []byte, mode os.FileMode) error {
 
 // commit makes the folder appear under its name, unless something has that name by now.
 func (s *set) commit() error {
-	if err := syncDir(s.work); err != nil {
+	if err := durable.SyncDirectory(s.work); err != nil {
 		return fmt.Errorf("writing output: %w", err)
 	}
-	if err := unix.Renameat2(unix.AT_FDCWD, s.work, unix.AT_FDCWD, s.dir, unix.RENAME_NOREPLACE); err != nil {
+	s.committing = true
+	if err := durable.RenameFree(s.work, s.dir); err != nil {
 		return fmt.Errorf("naming output folder %s: %w", s.dir, err)
 	}
-	if err := syncDir(filepath.Dir(s.dir)); err != nil {
+	if err := durable.SyncDirectory(filepath.Dir(s.dir)); err != nil {
 		return fmt.Errorf("writing output: %w", err)
 	}
 	return nil
 }
 
-// drop removes what was written, after a failure.
-func (s *set) drop() error { return os.RemoveAll(s.work) }
-
-func syncDir(dir string) error {
-	d, err := os.Open(dir)
-	if err != nil {
-		return err
+// drop removes what was written, after a failure. A folder that has its name already is ours only if the one beside it
+// has gone: renaming can fail, and be done.
+func (s *set) drop() error {
+	if _, err := os.Lstat(s.work); s.committing && errors.Is(err, fs.ErrNotExist) {
+		return errors.Join(durable.RemoveTree(s.dir), durable.SyncDirectory(filepath.Dir(s.dir)))
 	}
-	defer d.Close()
-	return d.Sync()
+	return durable.RemoveTree(s.work)
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/chancery-project/chancery/ca/authority"
+	"github.com/chancery-project/chancery/ca/document"
 	"github.com/chancery-project/chancery/trust"
 )
 
@@ -73,7 +74,7 @@ func Take(d *authority.Document, td trust.Domain, chain, roots []*x509.Certifica
 }
 
 // read takes down what a domain's part of the document says.
-func (inv *Inventory) read(d *authority.DomainState, states map[string]string) error {
+func (inv *Inventory) read(d *document.DomainState, states map[string]string) error {
 	inv.Document.Generation = d.Generation
 	if d.Requested != nil {
 		inv.Document.Requested = &d.Requested.Created

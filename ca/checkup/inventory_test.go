@@ -11,6 +11,7 @@ import (
 	"github.com/chancery-project/chancery/ca"
 	"github.com/chancery-project/chancery/ca/audit"
 	"github.com/chancery-project/chancery/ca/authority"
+	"github.com/chancery-project/chancery/ca/document"
 	"github.com/chancery-project/chancery/ca/keys"
 	"github.com/chancery-project/chancery/ca/store"
 	"github.com/chancery-project/chancery/trust"
@@ -140,12 +141,12 @@ func TestTakeWithoutAnIssuer(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	doc = authority.NewDocument()
+	doc = document.New()
 	if err := doc.Add(c.Domain, authority.KindRoot, authority.Key{}, c.Sealer, made.Root); err != nil {
 		t.Fatal(err)
 	}
 	at := time.Now()
-	doc.Domains[c.Domain.String()].Requested = &authority.RequestedIssuer{Created: at}
+	doc.Domains[c.Domain.String()].Requested = &document.RequestedIssuer{Created: at}
 	inv := take(t, c, doc, false)
 	if got, want := briefly(inv), []string{"root active"}; !slices.Equal(got, want) || inv.RenewedBy != RenewedByImport || !inv.Document.Requested.Equal(at) {
 		t.Errorf("a root without an issuer: %v, %+v", got, inv)

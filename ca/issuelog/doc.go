@@ -6,5 +6,6 @@
 // code. What Write confirmed is therefore in the tree after the next start, whatever the moment at which the process ended.
 //
 // It refuses to make a log where none is expected (Create is for explicit commands), to open one whose end does not
-// match its checkpoint, and to drop a damaged part of the journal that entries follow: only a cut-off tail is cut.
+// match its checkpoint, and to drop a damaged part of the journal that entries follow: only a cut-off tail is cut. Where the
+// machine was restarted since, which explains a hole, the journal is set aside and what lies before the hole counts.
 package issuelog

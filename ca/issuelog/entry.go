@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/chancery-project/chancery/ca/audit"
+	"github.com/chancery-project/chancery/ca/issuelog/tiles"
 )
 
 // Entry is one leaf of the tree: a record of the audit log, and the certificate where it reports one.
@@ -19,6 +20,9 @@ type Entry struct {
 
 // MaxEntry is what the length of two bytes in a bundle allows.
 const MaxEntry = 1<<16 - 1
+
+// MaxBundle is what 256 such entries can have.
+const MaxBundle = tiles.Width * (2 + MaxEntry)
 
 // maxField bounds each text of a requester, so that no token can have claims so long that its entry does not fit.
 const maxField = 512

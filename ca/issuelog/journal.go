@@ -8,12 +8,12 @@ import (
 	"fmt"
 	"hash/crc32"
 	"io"
-	"os"
 
 	"github.com/chancery-project/chancery/ca/issuelog/tiles"
 )
 
-// A journal holds what is not in the tree yet, as frames; each was written as one before the next one was begun. There are two journals: entries are written to one while those of the other go into the tree.
+// A journal holds what is not in the tree yet, as frames; each was written as one before the next one was begun. There are two
+// journals: entries are written to one while those of the other go into the tree.
 
 // magic begins each frame.
 const magic = "chlogfrm"
@@ -89,6 +89,9 @@ func ReadJournal(f io.ReadSeeker, each func(index int64, entry []byte) error) er
 				return err
 			}
 		}
+		if len(p) > 0 {
+			return fmt.Errorf("%w: %d bytes after entry %d, the last of its frame", errDamaged, len(p), first+int64(count)-1)
+		}
 	}
 }
 
@@ -135,6 +138,9 @@ func judgeTail(f io.ReadSeeker, offset int64) error {
 			break
 		}
 		at += next
+		if claimed := rest[at:]; len(claimed) < headerBytes || int64(binary.BigEndian.Uint32(claimed[8:])) > int64(len(claimed)-headerBytes) {
+			continue // it goes beyond the end: nothing to be allocated for it
+		}
 		if _, _, _, err := readFrame(bufio.NewReader(bytes.NewReader(rest[at:])), nil); err == nil {
 			return fmt.Errorf("%w, at byte %d", errDamaged, offset)
 		}
@@ -143,7 +149,7 @@ func judgeTail(f io.ReadSeeker, offset int64) error {
 }
 
 // firstIndex returns the index of a journal's first entry, or -1 for a journal without a whole frame.
-func firstIndex(f *os.File) int64 {
+func firstIndex(f io.ReaderAt) int64 {
 	first, _, _, err := readFrame(bufio.NewReader(io.NewSectionReader(f, 0, 1<<62)), nil)
 	if err != nil {
 		return -1

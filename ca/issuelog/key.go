@@ -15,6 +15,7 @@ import (
 	"golang.org/x/mod/sumdb/note"
 	"golang.org/x/mod/sumdb/tlog"
 
+	"github.com/chancery-project/chancery/ca/durable"
 	"github.com/chancery-project/chancery/ca/issuelog/tiles"
 )
 
@@ -32,7 +33,7 @@ var JournalFiles = [2]string{"journal.0", "journal.1"}
 // the public key. It is for explicit commands: if there is a log already, fs.ErrExist. A crash on the way leaves what
 // a second call completes, under the name of the first.
 func Create(dir, name string) (publicKey string, err error) {
-	if err := os.MkdirAll(dir, 0o700); err != nil {
+	if err := durable.MakeDirs(dir); err != nil {
 		return "", fmt.Errorf("making issuance log: %w", err)
 	}
 	if _, err := os.Lstat(filepath.Join(dir, CheckpointFile)); err == nil {
@@ -60,7 +61,8 @@ func Create(dir, name string) (publicKey string, err error) {
 	if err := d.replace(publicFile, []byte(public+"\n")); err != nil {
 		return "", err
 	}
-	return public, writeCheckpoint(d, signer, new(tiles.Tree))
+	_, err = writeCheckpoint(d, signer, new(tiles.Tree))
+	return public, err
 }
 
 // PublicKey returns the public key of the log in a folder, as its own log.pub says.
@@ -112,14 +114,15 @@ func parseSecret(text string) (note.Signer, string, error) {
 }
 
 // ReadSmall reads a file that holds a few lines.
-func ReadSmall(path string) ([]byte, error) {
+func ReadSmall(path string) ([]byte, error) { return readBounded(path, 64<<10) }
+
+func readBounded(path string, most int) ([]byte, error) {
 	f, err := os.Open(path)
 	if err != nil {
 		return nil, err
 	}
 	defer f.Close()
-	const most = 64 << 10
-	data, err := io.ReadAll(io.LimitReader(f, most+1))
+	data, err := io.ReadAll(io.LimitReader(f, int64(most)+1))
 	if err == nil && len(data) > most {
 		err = fmt.Errorf("%s has more than %d bytes", path, most)
 	}
@@ -134,14 +137,14 @@ type Checkpoint struct {
 	Note   string // as signed
 }
 
-func writeCheckpoint(d *disk, signer note.Signer, t *tiles.Tree) error {
+func writeCheckpoint(d *disk, signer note.Signer, t *tiles.Tree) ([]byte, error) {
 	root := t.Root()
 	text := fmt.Sprintf("%s\n%d\n%s\n", signer.Name(), t.Size, base64.StdEncoding.EncodeToString(root[:]))
 	signed, err := note.Sign(&note.Note{Text: text}, signer)
 	if err != nil {
-		return fmt.Errorf("signing checkpoint: %w", err)
+		return nil, fmt.Errorf("signing checkpoint: %w", err)
 	}
-	return d.replace(CheckpointFile, signed)
+	return signed, d.replace(CheckpointFile, signed)
 }
 
 // ParseCheckpoint reads a checkpoint and verifies its signature with the log's public key.

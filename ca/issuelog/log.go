@@ -5,6 +5,7 @@ import (
 	"crypto/ed25519"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"log/slog"
 	"os"
@@ -12,6 +13,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/mod/sumdb/note"
@@ -19,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/chancery-project/chancery/ca/audit"
+	"github.com/chancery-project/chancery/ca/durable"
 	"github.com/chancery-project/chancery/ca/issuelog/tiles"
 )
 
@@ -33,14 +36,15 @@ type Log struct {
 	disk   *disk
 	signer note.Signer
 	public string
-	lock   *os.File // held as long as the log is open
+	lock   *durable.File // held as long as the log is open
 	logger *slog.Logger
+	last   atomic.Pointer[string] // checkpoint on disk
 
-	mu           sync.Mutex  // guards all up to progress; held while writing to a journal
-	journals     [2]*os.File // the first takes entries, those of the second go into the tree
-	bytes        [2]int64    // in each
-	next         int64       // index of the next entry
-	broken       error       // why nothing can be written until recover has run; nil if it can
+	mu           sync.Mutex       // guards all up to progress; held while writing to a journal
+	journals     [2]*durable.File // the first takes entries, those of the second go into the tree
+	bytes        [2]int64         // in each
+	next         int64            // index of the next entry
+	broken       error            // why nothing can be written until recover has run; nil if it can
 	closed       bool
 	spare        []byte
 	sequenceFail error // of the last sequence
@@ -48,6 +52,7 @@ type Log struct {
 
 	sequencing sync.Mutex  // guards tree; held while entries go into it. Taken before mu.
 	tree       *tiles.Tree // as of the checkpoint on disk
+	restarted  bool        // while Open runs: the machine was restarted since the log was last opened
 }
 
 // Config says where a log is.
@@ -58,10 +63,8 @@ type Config struct {
 
 // Open opens the log in a folder and puts into the tree what a crash left in the journals. A folder without a log is
 // fs.ErrNotExist: see Create.
-func Open(c Config) (*Log, error) { return openWith(c, nil) }
-
-func openWith(c Config, fault func(string, string) (int, error)) (_ *Log, err error) {
-	l := &Log{disk: &disk{dir: c.Dir, fault: fault}, logger: c.Logger, broken: errors.New("not open yet")}
+func Open(c Config) (_ *Log, err error) {
+	l := &Log{disk: &disk{dir: c.Dir}, logger: c.Logger, broken: errors.New("not open yet")}
 	defer func() {
 		if err != nil {
 			l.closeFiles()
@@ -81,19 +84,54 @@ func openWith(c Config, fault func(string, string) (int, error)) (_ *Log, err er
 	if l.signer, l.public, err = parseSecret(string(secret)); err != nil {
 		return nil, fmt.Errorf("%s: %w", keyFile, err)
 	}
-	if l.lock, err = os.OpenFile(filepath.Join(c.Dir, lockFile), os.O_RDWR|os.O_CREATE, 0o600); err != nil {
+	if l.lock, err = durable.OpenFile(filepath.Join(c.Dir, lockFile), os.O_RDWR|os.O_CREATE|os.O_APPEND, 0o600); err != nil {
 		return nil, err
 	}
 	if err := unix.Flock(int(l.lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		return nil, fmt.Errorf("another process writes to it (%w)", err)
 	}
+	here, there := bootID(), l.bootOfLock()
+	l.restarted = here != "" && there != "" && here != there
 	if err := l.Sequence(); err != nil {
-		return l, err
+		return nil, err
 	}
+	l.restarted = false
 	if info, err := os.Stat(l.disk.path(CheckpointFile)); err == nil {
 		l.progress.Checkpoint = info.ModTime() // it may be one of before the start
 	}
-	return l, nil
+	return l, l.noteBoot(here, there)
+}
+
+// bootID names the time from one start of the machine to its end; "" where that is not known. Tests set it.
+var bootID = func() string {
+	b, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSpace(string(b))
+}
+
+// bootOfLock returns what noteBoot wrote.
+func (l *Log) bootOfLock() string {
+	b := make([]byte, 64)
+	n, _ := l.lock.ReadAt(b, 0)
+	return strings.TrimSpace(string(b[:n]))
+}
+
+// noteBoot writes durably on which boot entries are written from now on. Journals are not synced, so that a hole in one is
+// explained by a restart of the machine, and by nothing else.
+func (l *Log) noteBoot(here, there string) error {
+	if here == "" || here == there {
+		return nil
+	}
+	err := l.lock.Empty()
+	if err == nil {
+		_, err = l.lock.Write([]byte(here + "\n"))
+	}
+	if err == nil {
+		err = l.lock.Sync()
+	}
+	return err
 }
 
 func publicOf(seed []byte) ed25519.PublicKey {
@@ -102,6 +140,17 @@ func publicOf(seed []byte) ed25519.PublicKey {
 
 // PublicKey returns the key that verifies the log's checkpoints; its name is the log's origin.
 func (l *Log) PublicKey() string { return l.public }
+
+func (l *Log) noteCheckpoint(signed []byte) {
+	text := string(signed)
+	l.last.Store(&text)
+}
+
+// Checkpoint returns the last checkpoint that was signed, without waiting for anything.
+func (l *Log) Checkpoint() string { return *l.last.Load() }
+
+// Dir returns the folder of the log.
+func (l *Log) Dir() string { return l.disk.dir }
 
 // Size returns the number of entries that are in the tree or on their way into it.
 func (l *Log) Size() int64 {
@@ -251,11 +300,11 @@ func (l *Log) recover() error {
 			l.journals[i].Close() // what the page cache of a failed sync holds is not known
 		}
 		var err error
-		if l.journals[i], err = os.OpenFile(l.disk.path(name), os.O_RDWR|os.O_CREATE|os.O_APPEND, 0o600); err != nil {
+		if l.journals[i], err = durable.OpenFile(l.disk.path(name), os.O_RDWR|os.O_CREATE|os.O_APPEND, 0o600); err != nil {
 			return err
 		}
 	}
-	if err := syncDir(l.disk.dir); err != nil {
+	if err := durable.SyncDirectory(l.disk.dir); err != nil {
 		return err
 	}
 	var err error
@@ -292,6 +341,7 @@ func (l *Log) load() (*tiles.Tree, error) {
 	if t.Root() != c.Root {
 		return nil, fmt.Errorf("its last tiles do not give the root of its checkpoint (size %d); see `chancery log verify %s`", c.Size, l.disk.dir)
 	}
+	l.noteCheckpoint(data)
 	return t, nil
 }
 
@@ -305,7 +355,7 @@ func loadTree(dir string, size int64) (*tiles.Tree, error) {
 			continue
 		}
 		name := tiles.Path(level, t.Tile(level), width)
-		data, err := os.ReadFile(filepath.Join(dir, name))
+		data, err := readBounded(filepath.Join(dir, name), tiles.Width*tlog.HashSize)
 		if err != nil {
 			return nil, err
 		}
@@ -318,7 +368,7 @@ func loadTree(dir string, size int64) (*tiles.Tree, error) {
 	}
 	name := tiles.BundlePath(t.Tile(0), int(size%tiles.Width))
 	var err error
-	if t.Bundle, err = os.ReadFile(filepath.Join(dir, name)); err != nil {
+	if t.Bundle, err = readBounded(filepath.Join(dir, name), MaxBundle); err != nil {
 		return nil, err
 	}
 	rest := t.Bundle
@@ -342,7 +392,7 @@ func loadTree(dir string, size int64) (*tiles.Tree, error) {
 //   - the checkpoint appears whole or not at all, after all that it covers is durable.
 //   - a journal that is not emptied holds entries that the tree has, which are left out by their index.
 //   - partial tiles that are not removed are garbage, which the next drain removes.
-func (l *Log) drain(journal *os.File) error {
+func (l *Log) drain(journal *durable.File) error {
 	t := l.tree.Clone()
 	w := &writer{disk: l.disk, dirs: map[string]bool{}}
 	defer w.abandon()
@@ -357,6 +407,10 @@ func (l *Log) drain(journal *os.File) error {
 	})
 	if errors.Is(err, ErrTorn) {
 		l.logger.Info("issuance log: the end of a journal was cut off, by a crash or a full disk; what was cut had not been confirmed", "size", t.Size)
+	} else if errors.Is(err, errDamaged) && l.restarted {
+		if err := l.setAside(journal, err, t.Size); err != nil {
+			return err
+		}
 	} else if err != nil {
 		return fmt.Errorf("journal %s: %w", journal.Name(), err)
 	}
@@ -367,9 +421,11 @@ func (l *Log) drain(journal *os.File) error {
 		if err := w.sync(); err != nil {
 			return err
 		}
-		if err := writeCheckpoint(l.disk, l.signer, t); err != nil {
+		signed, err := writeCheckpoint(l.disk, l.signer, t)
+		if err != nil {
 			return err
 		}
+		l.noteCheckpoint(signed)
 		old := l.tree.Size
 		l.tree = t
 		l.prune(old)
@@ -378,6 +434,19 @@ func (l *Log) drain(journal *os.File) error {
 		return fmt.Errorf("emptying journal: %w", err)
 	}
 	return nil
+}
+
+// setAside keeps a journal that lost a part when the machine failed, which is not an error: entries that are not synced can be
+// lost then. Those before the loss are in the tree; those after it would lack what they follow from, and stay outside.
+func (l *Log) setAside(journal *durable.File, damage error, size int64) error {
+	data, err := io.ReadAll(io.NewSectionReader(journal, 0, maxJournal+maxFrame))
+	if err != nil {
+		return fmt.Errorf("journal %s: %w", journal.Name(), err)
+	}
+	name := filepath.Base(journal.Name()) + ".lost"
+	l.logger.Error("issuance log: the machine failed before the last entries were on disk; the audit log has the intents among them",
+		"size", size, "journal", l.disk.path(name), "reason", damage.Error())
+	return l.disk.replace(name, data)
 }
 
 // append adds an entry, and writes each bundle and tile that it fills.
@@ -428,11 +497,11 @@ func (l *Log) pruneFrom(path func(int64) string, first, last int64, width int) {
 		}
 		for _, e := range entries {
 			if n < last || e.Name() != strconv.Itoa(width) {
-				os.Remove(filepath.Join(dir, e.Name()))
+				_ = durable.RemoveFile(filepath.Join(dir, e.Name())) // what stays is garbage for the next time
 			}
 		}
 		if n < last {
-			os.Remove(dir)
+			_ = durable.RemoveFile(dir)
 		}
 	}
 }
@@ -453,10 +522,13 @@ func (l *Log) Close() error {
 
 func (l *Log) closeFiles() error {
 	var errs []error
-	for _, f := range []*os.File{l.journals[0], l.journals[1], l.lock} {
+	for _, f := range l.journals {
 		if f != nil {
 			errs = append(errs, f.Close())
 		}
+	}
+	if l.lock != nil {
+		errs = append(errs, l.lock.Close())
 	}
 	return errors.Join(errs...)
 }

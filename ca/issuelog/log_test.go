@@ -3,7 +3,6 @@ package issuelog_test
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io/fs"
 	"log/slog"
 	"math/rand/v2"
@@ -15,8 +14,6 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/chancery-project/chancery/ca/audit"
 	"github.com/chancery-project/chancery/ca/issuelog"
@@ -141,97 +138,6 @@ func TestWriteOutlivesTheProcess(t *testing.T) {
 	if report := check(t, c.Dir, nil, nil); report.Size != 400 || report.Pending != 0 {
 		t.Errorf("after it: %+v", report)
 	}
-}
-
-// TestFaults fails each step that writes, at each of its first occurrences, in each way, and looks at the whole state after it
-// went on, and after a restart.
-func TestFaults(t *testing.T) {
-	modes := map[string]struct {
-		do  int
-		err error
-	}{
-		"fails": {0, errors.New("made up")}, "fails though done": {-1, errors.New("made up")},
-		"torn": {17, errors.New("made up")}, "disk full": {100, unix.ENOSPC},
-	}
-	for _, step := range issuelog.Steps {
-		for name, mode := range modes {
-			for nth := range 3 {
-				for _, kill := range []bool{false, true} {
-					t.Run(fmt.Sprintf("%s %s at %d kill=%v", step, name, nth, kill), func(t *testing.T) {
-						t.Parallel()
-						if testing.Short() && nth > 0 {
-							t.Skip("the first only")
-						}
-						left := -1
-						testFault(t, kill, func(on bool) {
-							left = -1
-							if on {
-								left = nth
-							}
-						}, func(s, _ string) (int, error) {
-							if s != step || left < 0 {
-								return -1, nil
-							}
-							if left--; left >= 0 {
-								return -1, nil
-							}
-							left = -1
-							return mode.do, mode.err
-						})
-					})
-				}
-			}
-		}
-	}
-}
-
-func testFault(t *testing.T, kill bool, set func(on bool), fault func(string, string) (int, error)) {
-	c := create(t)
-	l, err := issuelog.OpenFaulty(c, fault)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { l.Close() }()
-	var confirmed []string
-	next := 0
-	add := func(n int) {
-		if err := l.Write(issuelogtest.Pairs(next, n)); err == nil {
-			for i := range n {
-				confirmed = append(confirmed, issuelogtest.Serial(next+i))
-			}
-		}
-		next += n
-	}
-	add(150)
-	if err := l.Sequence(); err != nil {
-		t.Fatal(err)
-	}
-	earlier := checkpoint(t, c.Dir)
-	set(true)
-	for range 3 {
-		add(40)
-		add(1)
-		_ = l.Sequence() // may fail; what was confirmed must not be lost by it
-		add(3)
-	}
-	set(false)
-	if kill {
-		l.Kill()
-		if l, err = issuelog.Open(c); err != nil {
-			t.Fatal(err)
-		}
-	} else if err := l.Sequence(); err != nil {
-		t.Fatalf("it does not recover by itself: %v", err)
-	}
-	check(t, c.Dir, earlier, confirmed)
-	if err := l.Err(); err != nil {
-		t.Errorf("after recovery: %v", err)
-	}
-	add(60)
-	if err := l.Close(); err != nil {
-		t.Fatal(err)
-	}
-	check(t, c.Dir, earlier, confirmed)
 }
 
 // TestJournalCutOffAnywhere: whatever a crash leaves of the last write, the log opens with all writes before it.

@@ -4,10 +4,11 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
-	"sync/atomic"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/chancery-project/chancery/ca/durable"
 	"github.com/chancery-project/chancery/ca/issuelog"
 )
 
@@ -52,20 +53,16 @@ func TestProgress(t *testing.T) {
 // TestProgressOfALogThatFails: entries are taken, but no checkpoint covers them.
 func TestProgressOfALogThatFails(t *testing.T) {
 	c := create(t)
-	var full atomic.Bool
-	why := errors.New("the disk is full")
-	l, err := issuelog.OpenFaulty(c, func(step, _ string) (int, error) {
-		if full.Load() && step == "checkpoint write" {
-			return 0, why
-		}
-		return -1, nil
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { l.Close() })
+	l := open(t, c)
 	before := l.Progress()
-	full.Store(true)
+	why := errors.New("the disk is full")
+	mend := durable.Inject(c.Dir, func(s durable.Step, do func(int) error) error {
+		if s.Kind == durable.Write && strings.HasSuffix(s.Path, issuelog.CheckpointFile+".new") {
+			return why
+		}
+		return do(-1)
+	})
+	t.Cleanup(mend)
 	write(t, l, 0, 1)
 	if err := l.Sequence(); !errors.Is(err, why) {
 		t.Fatal(err)
@@ -73,7 +70,7 @@ func TestProgressOfALogThatFails(t *testing.T) {
 	if p := l.Progress(); p.Size != 2 || p.Covered != 0 || !errors.Is(p.Failed, why) || p.Err != nil || !p.Sequenced.Equal(before.Sequenced) {
 		t.Errorf("while it fails: %+v", p)
 	}
-	full.Store(false)
+	mend()
 	if err := l.Sequence(); err != nil {
 		t.Fatal(err)
 	}

@@ -17,13 +17,15 @@ import (
 	"filippo.io/age"
 
 	"github.com/chancery-project/chancery/ca"
+	"github.com/chancery-project/chancery/ca/durable"
 	"github.com/chancery-project/chancery/trust"
 )
 
+// workFactor is that of scrypt, as a power of two: 64 MiB and a fifth of a second for each key, once in a process's
+// life. The passphrase should be a long random one, for which any factor would do. Tests lower it.
+var workFactor = 16
+
 const (
-	// workFactor is that of scrypt, as a power of two: 64 MiB and a fifth of a second for each key, once in a process's
-	// life. The passphrase should be a long random one, for which any factor would do.
-	workFactor    = 16
 	maxWorkFactor = 18
 	minPassphrase = 16
 	maxKeyFile    = 64 << 10
@@ -115,35 +117,11 @@ func (f *Files) encrypt(key crypto.Signer) ([]byte, error) {
 }
 
 // write puts a file in place whole and durably, or not at all.
-func (f *Files) write(name string, data []byte) (err error) {
-	dir := f.config.Dir
-	if err := os.MkdirAll(dir, 0o700); err != nil {
+func (f *Files) write(name string, data []byte) error {
+	if err := durable.MakeDirs(f.config.Dir); err != nil {
 		return err
 	}
-	tmp, err := os.CreateTemp(dir, ".new-") // with mode 0600
-	if err != nil {
-		return err
-	}
-	defer os.Remove(tmp.Name())
-	_, err = tmp.Write(data)
-	if err == nil {
-		err = tmp.Sync()
-	}
-	if err = errors.Join(err, tmp.Close()); err != nil {
-		return err
-	}
-	if err := os.Rename(tmp.Name(), filepath.Join(dir, name)); err != nil {
-		return err
-	}
-	return syncDir(dir)
-}
-
-func syncDir(path string) error {
-	d, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	return errors.Join(d.Sync(), d.Close())
+	return durable.Replace(filepath.Join(f.config.Dir, name), data, 0o600)
 }
 
 // Open implements Store.
@@ -215,12 +193,12 @@ func (f *Files) Delete(_ context.Context, ref string) error {
 		return err
 	}
 	delete(f.opened, id)
-	if err := os.Remove(filepath.Join(f.config.Dir, id+".age")); errors.Is(err, fs.ErrNotExist) {
+	if err := durable.RemoveFile(filepath.Join(f.config.Dir, id+".age")); errors.Is(err, fs.ErrNotExist) {
 		return nil
 	} else if err != nil {
 		return fmt.Errorf("deleting key %s: %w", id, err)
 	}
-	return syncDir(f.config.Dir)
+	return durable.SyncDirectory(f.config.Dir)
 }
 
 // fileID returns the identifier in a reference. It is hex, so that no reference leads out of the folder.

@@ -17,11 +17,9 @@ import (
 	"crypto/rand"
 	"crypto/sha256"
 	"encoding/base64"
-	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
-	"strings"
+
+	"github.com/chancery-project/chancery/ca/durable"
 )
 
 const keyBytes = 32
@@ -37,22 +35,7 @@ type Sealer struct {
 func CreateSealer(path string) (*Sealer, error) {
 	key := make([]byte, keyBytes)
 	rand.Read(key)
-	tmp, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".new-*") // with mode 0600
-	if err != nil {
-		return nil, fmt.Errorf("creating sealing key: %w", err)
-	}
-	defer os.Remove(tmp.Name())
-	_, err = tmp.WriteString(base64.StdEncoding.EncodeToString(key) + "\n")
-	if err == nil {
-		err = tmp.Sync()
-	}
-	if err = errors.Join(err, tmp.Close()); err == nil {
-		err = os.Link(tmp.Name(), path) // unlike a rename it never replaces a key that is there
-	}
-	if err == nil {
-		err = syncDir(filepath.Dir(path))
-	}
-	if err != nil {
+	if err := durable.Place(path, []byte(base64.StdEncoding.EncodeToString(key)+"\n"), 0o600); err != nil {
 		return nil, fmt.Errorf("writing sealing key %s: %w", path, err)
 	}
 	return newSealer(key)
@@ -60,21 +43,11 @@ func CreateSealer(path string) (*Sealer, error) {
 
 // LoadSealer reads the sealing key from a file: 32 bytes in base64, readable by its owner only.
 func LoadSealer(path string) (*Sealer, error) {
-	info, err := os.Stat(path)
+	text, err := ReadSecret("sealing key", path)
 	if err != nil {
-		return nil, fmt.Errorf("reading sealing key: %w", err)
+		return nil, err
 	}
-	if info.Mode().Perm()&0o077 != 0 {
-		return nil, fmt.Errorf("sealing key %s has mode %04o; it should be 0600", path, info.Mode().Perm())
-	}
-	if info.Size() > 1024 {
-		return nil, fmt.Errorf("sealing key %s has %d bytes; it should be one line of base64", path, info.Size())
-	}
-	data, err := os.ReadFile(path)
-	if err != nil {
-		return nil, fmt.Errorf("reading sealing key: %w", err)
-	}
-	key, err := base64.StdEncoding.DecodeString(strings.TrimSpace(string(data)))
+	key, err := base64.StdEncoding.DecodeString(text)
 	if err != nil || len(key) != keyBytes {
 		return nil, fmt.Errorf("sealing key %s should be %d bytes in base64", path, keyBytes)
 	}

@@ -180,3 +180,30 @@ func BenchmarkSign(b *testing.B) {
 		}
 	})
 }
+
+// Files of secrets and keys are read up to their bounds, and regular files only.
+func TestBoundsOfKeyFiles(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "secret")
+	write(t, path, strings.Repeat("x", 1025), 0o600)
+	for what, read := range map[string]func(string) error{
+		"passphrase":  func(p string) error { _, err := keys.ReadSecret("passphrase", p); return err },
+		"sealing key": func(p string) error { _, err := keys.LoadSealer(p); return err },
+	} {
+		if err := read(path); err == nil || !strings.Contains(err.Error(), what) || !strings.Contains(err.Error(), "1025 bytes") {
+			t.Errorf("%s: %v", what, err)
+		}
+		if err := read("/dev/null"); err == nil || !strings.Contains(err.Error(), "not a regular file") {
+			t.Errorf("%s in a device: %v", what, err)
+		}
+	}
+	c := filesConfig(t)
+	ref, _ := keystest.New(t, openFiles(t, c), ca.Ed25519)
+	file := filepath.Join(c.Dir, strings.TrimPrefix(ref, "file:")+".age")
+	if err := os.Truncate(file, 1<<30); err != nil { // sparse
+		t.Fatal(err)
+	}
+	if _, err := openFiles(t, c).Open(t.Context(), ref); err == nil || !strings.Contains(err.Error(), file) {
+		t.Errorf("a key file of 1 GiB: %v", err)
+	}
+}

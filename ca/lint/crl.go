@@ -3,9 +3,12 @@ package lint
 import (
 	"bytes"
 	"crypto/x509"
+	"errors"
 	"fmt"
 	"math/big"
 	"time"
+
+	"github.com/chancery-project/chancery/ca/tbs"
 )
 
 // CRL is a CRL, and what it is held against.
@@ -18,6 +21,8 @@ type CRL struct {
 
 	Number  *big.Int // as asked for
 	Entries int      // how many
+
+	UserCertsOnly bool // an issuing distribution point was asked for
 }
 
 // Run returns the first rule that the CRL breaks.
@@ -40,6 +45,9 @@ func (l *CRL) Run() error {
 	case c.NextUpdate.After(l.IssuerNotAfter):
 		return fail("crl_validity", "invariant 3", "nextUpdate %s lies after the end of its issuer's chain at %s", stamp(c.NextUpdate), stamp(l.IssuerNotAfter))
 	}
+	if err := l.distributionPoint(); err != nil {
+		return fail("crl_idp", "RFC 5280 5.2.5, decision D22", "%w", err)
+	}
 	seen := map[string]bool{}
 	for n, e := range c.RevokedCertificateEntries {
 		serial := e.SerialNumber.Text(16)
@@ -48,12 +56,31 @@ func (l *CRL) Run() error {
 			return fail("crl_serial", "RFC 5280 4.1.2.2", "entry %d: serial %s should be above 0 and have at most 20 octets", n, serial)
 		case seen[serial]:
 			return fail("crl_serial", "RFC 5280 5.1.2.6", "entry %d: serial %s is listed twice", n, serial)
-		case e.RevocationTime.After(c.ThisUpdate):
-			return fail("crl_entry", "RFC 5280 5.3", "entry %d: revoked at %s, after thisUpdate", n, stamp(e.RevocationTime))
+		case e.RevocationTime.After(l.Now): // thisUpdate itself may be backdated
+			return fail("crl_entry", "RFC 5280 5.3", "entry %d: revoked at %s, in the future", n, stamp(e.RevocationTime))
 		case e.ReasonCode < 0 || e.ReasonCode > 10 || e.ReasonCode == 7 || e.ReasonCode == 8:
 			return fail("crl_entry", "RFC 5280 5.3.1", "entry %d: reason %d is none of a full CRL", n, e.ReasonCode)
 		}
 		seen[serial] = true
+	}
+	return nil
+}
+
+// distributionPoint holds the CRL's issuing distribution point to what was asked: none, or one that says "leaves only". Any
+// other would make verifiers pass the CRL over.
+func (l *CRL) distributionPoint() error {
+	found := 0
+	for _, e := range l.CRL.Extensions {
+		if !e.Id.Equal(tbs.OIDIssuingDistributionPoint) {
+			continue
+		}
+		found++
+		if !e.Critical || !bytes.Equal(e.Value, tbs.UserCertsOnlyIDP) {
+			return errors.New("the issuing distribution point should be critical and hold onlyContainsUserCerts alone")
+		}
+	}
+	if want := l.UserCertsOnly; (found == 1) != want || found > 1 {
+		return fmt.Errorf("there are %d issuing distribution points; one was asked for: %v", found, want)
 	}
 	return nil
 }

@@ -19,6 +19,8 @@ import (
 
 	"golang.org/x/sys/unix"
 	_ "modernc.org/sqlite" // the driver "sqlite"
+
+	"github.com/chancery-project/chancery/ca/durable"
 )
 
 // Errors that callers tell apart.
@@ -27,6 +29,9 @@ var (
 	ErrConflict = errors.New("the document was changed by somebody else")
 	ErrLocked   = errors.New("the store is in use by another process")
 )
+
+// MaxDocument bounds a document, in bytes.
+const MaxDocument = 16 << 20
 
 // SQLite is the embedded store: one row in a database file, held by one process.
 type SQLite struct {
@@ -104,9 +109,13 @@ func lockFile(path string) (*os.File, error) {
 
 // Load returns the document's bytes and version; ErrMissing if none was created.
 func (s *SQLite) Load(ctx context.Context) (data []byte, version uint64, err error) {
-	err = s.db.QueryRowContext(ctx, `SELECT data, version FROM document WHERE id = 1`).Scan(&data, &version)
+	var size int64
+	err = s.db.QueryRowContext(ctx, `SELECT iif(length(data) <= ?, data, NULL), length(data), version FROM document WHERE id = 1`, MaxDocument).
+		Scan(&data, &size, &version)
 	if errors.Is(err, sql.ErrNoRows) {
 		err = ErrMissing
+	} else if err == nil && size > MaxDocument {
+		err = fmt.Errorf("it has %d bytes; at most %d are read", size, MaxDocument)
 	}
 	if err != nil {
 		return nil, 0, fmt.Errorf("loading document from %s: %w", s.path, err)
@@ -116,18 +125,22 @@ func (s *SQLite) Load(ctx context.Context) (data []byte, version uint64, err err
 
 // Create stores the first document, as version 1; ErrConflict if there is one already.
 func (s *SQLite) Create(ctx context.Context, data []byte) error {
-	res, err := s.db.ExecContext(ctx, `INSERT INTO document (id, version, data) VALUES (1, 1, ?) ON CONFLICT DO NOTHING`, data)
-	return s.changed(res, err, "creating")
+	return s.change(ctx, "creating", `INSERT INTO document (id, version, data) VALUES (1, 1, ?) ON CONFLICT DO NOTHING`, data)
 }
 
 // Replace stores data as version old+1 if the stored version is still old, else ErrConflict. When it returns an error
 // other than ErrConflict, the write may or may not have happened: Load tells.
 func (s *SQLite) Replace(ctx context.Context, old uint64, data []byte) error {
-	res, err := s.db.ExecContext(ctx, `UPDATE document SET version = version + 1, data = ? WHERE id = 1 AND version = ?`, data, old)
-	return s.changed(res, err, "replacing")
+	return s.change(ctx, "replacing", `UPDATE document SET version = version + 1, data = ? WHERE id = 1 AND version = ?`, data, old)
 }
 
-func (s *SQLite) changed(res sql.Result, err error, doing string) error {
+// change runs a statement that changes one row, or none if another was faster.
+func (s *SQLite) change(ctx context.Context, doing, statement string, args ...any) error {
+	var res sql.Result
+	err := durable.Do(durable.Step{Kind: durable.Commit, Path: s.path}, func(int) (err error) {
+		res, err = s.db.ExecContext(ctx, statement, args...)
+		return err
+	})
 	var n int64
 	if err == nil {
 		n, err = res.RowsAffected()

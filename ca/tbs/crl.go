@@ -9,7 +9,11 @@ import (
 	cbasn1 "golang.org/x/crypto/cryptobyte/asn1"
 )
 
-var oidReason = asn1.ObjectIdentifier{2, 5, 29, 21}
+var (
+	oidReason = asn1.ObjectIdentifier{2, 5, 29, 21}
+	// OIDIssuingDistributionPoint is the extension of RFC 5280 section 5.2.5.
+	OIDIssuingDistributionPoint = asn1.ObjectIdentifier{2, 5, 29, 28}
+)
 
 // CRL is everything that goes into the to-be-signed bytes of a version 2 CRL.
 type CRL struct {
@@ -18,6 +22,7 @@ type CRL struct {
 	ThisUpdate, NextUpdate time.Time
 	Number                 *big.Int // from 0
 	AKI                    []byte
+	UserCertsOnly          bool // adds an issuing distribution point that says so, and nothing else (decision D22)
 	Entries                []CRLEntry
 }
 
@@ -27,6 +32,9 @@ type CRLEntry struct {
 	Time   time.Time // of revocation
 	Reason int       // CRLReason of RFC 5280 section 5.3.1; 0, unspecified, is left out, as that section asks
 }
+
+// UserCertsOnlyIDP is an issuing distribution point without a name whose onlyContainsUserCerts is true, in DER.
+var UserCertsOnlyIDP = []byte{0x30, 3, 0x81, 1, 0xff}
 
 // Marshal writes the to-be-signed bytes.
 func (c *CRL) Marshal() ([]byte, error) {
@@ -48,6 +56,9 @@ func (c *CRL) Marshal() ([]byte, error) {
 			b.AddASN1(cbasn1.SEQUENCE, func(b *cryptobyte.Builder) {
 				addAKI(b, c.AKI)
 				addExtension(b, OIDCRLNumber, false, func(b *cryptobyte.Builder) { b.AddASN1BigInt(c.Number) })
+				if c.UserCertsOnly {
+					addExtension(b, OIDIssuingDistributionPoint, true, func(b *cryptobyte.Builder) { b.AddBytes(UserCertsOnlyIDP) })
+				}
 			})
 		})
 	})

@@ -24,6 +24,7 @@ import (
 	"github.com/chancery-project/chancery/cmd/chancery/inspect"
 	"github.com/chancery-project/chancery/cmd/chancery/log"
 	"github.com/chancery-project/chancery/cmd/chancery/process"
+	"github.com/chancery-project/chancery/cmd/chancery/revoke"
 	"github.com/chancery-project/chancery/cmd/chancery/server"
 	"github.com/chancery-project/chancery/cmd/chancery/status"
 	"github.com/chancery-project/chancery/cmd/chancery/svid"
@@ -71,7 +72,7 @@ func newRoot() *cobra.Command {
 	authority := server.AuthorityCommand()
 	authority.AddCommand(ceremony.Command(), ceremony.ImportCommand())
 	root.AddCommand(server.Command(), agent.Command(), dev.Command(), authority,
-		svid.Command(agent.DefaultSocket, dev.DefaultSocket()), inspect.Command(), log.Command(),
+		svid.Command(agent.DefaultSocket, dev.DefaultSocket()), inspect.Command(), log.Command(), revoke.Command(), revoke.RestoreCommand(),
 		status.Command(), doctor.Command())
 	return root
 }

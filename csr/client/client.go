@@ -1,8 +1,10 @@
-// Package client owns the agent's side of the CSR endpoint: one call that turns a key into a certificate.
+// Package client owns the agent's side of the CSR endpoint: one call that turns a key into a certificate, and a stream
+// that brings roots, CRLs and the checkpoints of issuance logs.
 //
 // Each call reads the token and the server's roots again, so that neither can go stale in memory, and opens a
 // connection of its own, so that the newest SVID authenticates it. It refuses a server that is not
-// spiffe://TD/chancery/server (decision D15), whatever its host name, and never logs or returns a token.
+// spiffe://TD/chancery/server (decision D15), whatever its host name, and CRLs that it cannot verify; and never logs or
+// returns a token.
 package client
 
 import (
@@ -27,6 +29,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -48,19 +51,29 @@ type Config struct {
 	ID      trust.ID                                  // to ask for
 	TTL     time.Duration                             // to ask for; 0 = the server's default
 	Current func() *trust.Identity                    // the SVID to show to the server; nil result = none
-	Logger  *slog.Logger                              // told of a token that cannot be sent while an SVID stands in; nil = nobody
+	Logger  *slog.Logger                              // nil = nothing is logged
+	Metrics *Metrics                                  // nil = nothing is counted
 }
 
 // Client asks for certificates. It is safe for concurrent use.
 type Client struct {
 	config Config
 
-	mu   sync.Mutex // guards last
-	last *trust.Bundle
+	mu          sync.Mutex // guards both
+	last        *trust.Bundle
+	checkpoints logs // that were seen last
 }
 
 // New returns a client.
-func New(c Config) *Client { return &Client{config: c} }
+func New(c Config) *Client {
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	if c.Metrics == nil {
+		c.Metrics = NewMetrics(nil)
+	}
+	return &Client{config: c}
+}
 
 // Refused is the server's refusal of a request.
 type Refused struct {
@@ -81,41 +94,26 @@ func (r *Refused) RetryAfter() time.Duration { return r.After }
 // Issue asks for one certificate for the key and returns what the server answered, not yet verified: the chain, leaf
 // first, and the bundle.
 func (c *Client) Issue(ctx context.Context, key crypto.Signer) ([]*x509.Certificate, *trust.Bundle, error) {
-	own := c.valid()
-	token, err := c.token(ctx, own != nil)
-	if err != nil {
-		return nil, nil, err
-	}
 	der, err := c.csr(key)
 	if err != nil {
 		return nil, nil, err
 	}
-	conn, err := c.dial(own)
+	ctx, conn, err := c.connect(ctx)
 	if err != nil {
 		return nil, nil, err
 	}
 	defer conn.Close()
-	ctx = c.outgoing(ctx, token)
 	req := &chanceryv1.CertificateRequest{Csr: der, SpiffeId: c.config.ID.String()}
 	if c.config.TTL > 0 {
 		req.Lifetime = durationpb.New(c.config.TTL)
 	}
+	known := c.seen()
 	resp, err := chanceryv1.NewIssuanceClient(conn).Issue(ctx, &chanceryv1.IssueRequest{Requests: []*chanceryv1.CertificateRequest{req}})
 	if err != nil {
 		return nil, nil, refusedBy(err)
 	}
+	c.seeCheckpoints(resp.GetCheckpoints(), known)
 	return c.read(resp)
-}
-
-// outgoing adds what a call is authenticated by.
-func (c *Client) outgoing(ctx context.Context, token string) context.Context {
-	if token != "" {
-		ctx = metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+token)
-	}
-	if c.config.Cluster != "" {
-		ctx = metadata.AppendToOutgoingContext(ctx, "clusterid", c.config.Cluster)
-	}
-	return ctx
 }
 
 // valid returns the SVID to show, if it has not ended.
@@ -142,9 +140,8 @@ func (c *Client) token(ctx context.Context, haveSVID bool) (string, error) {
 		}
 	}
 	if err != nil && haveSVID {
-		if c.config.Logger != nil { // the server will not renew by certificate for ever: say so while there is time
-			c.config.Logger.Warn("no token to send; renewing by certificate while the server allows it", "spiffe_id", c.config.ID.String(), "reason", err.Error())
-		}
+		// The server will not take the certificate for ever: say so while there is time.
+		c.config.Logger.Warn("no token to send; calling by certificate while the server allows it", "spiffe_id", c.config.ID.String(), "reason", err.Error())
 		return "", nil
 	}
 	return token, err
@@ -174,13 +171,35 @@ func (c *Client) csr(key crypto.Signer) ([]byte, error) {
 	return der, nil
 }
 
+// connect returns a connection with the credentials of this moment, and the context that carries the token.
+func (c *Client) connect(ctx context.Context) (context.Context, *grpc.ClientConn, error) {
+	own := c.valid()
+	token, err := c.token(ctx, own != nil)
+	if err != nil {
+		return nil, nil, err
+	}
+	conn, err := c.dial(own)
+	if err != nil {
+		return nil, nil, err
+	}
+	if token != "" {
+		ctx = metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+token)
+	}
+	if c.config.Cluster != "" {
+		ctx = metadata.AppendToOutgoingContext(ctx, "clusterid", c.config.Cluster)
+	}
+	return ctx, conn, nil
+}
+
 func (c *Client) dial(own *trust.Identity) (*grpc.ClientConn, error) {
 	bundle, err := c.serverBundle()
 	if err != nil {
 		return nil, err
 	}
 	tls := trust.ClientTLS(trust.SystemID(c.config.Domain, "server"), trust.Only(bundle), func() *trust.Identity { return own })
-	conn, err := grpc.NewClient(c.config.Server, grpc.WithTransportCredentials(credentials.NewTLS(tls)))
+	conn, err := grpc.NewClient(c.config.Server, grpc.WithTransportCredentials(credentials.NewTLS(tls)),
+		// A stream is silent nearly always: a server that is gone without a word would not be missed otherwise.
+		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 30 * time.Second, Timeout: 10 * time.Second}))
 	if err != nil {
 		return nil, fmt.Errorf("connecting to server %s: %w", c.config.Server, err)
 	}
@@ -197,7 +216,9 @@ func (c *Client) serverBundle() (*trust.Bundle, error) {
 	if err != nil && last == nil {
 		return nil, err
 	}
+	var crls *trust.CRLs
 	if last != nil {
+		crls = last.CRLs()         // a server whose certificate was revoked is none
 		roots = slices.Clip(roots) // what the source returned stays its own
 		for _, r := range last.Roots() {
 			if !slices.ContainsFunc(roots, r.Equal) {
@@ -205,7 +226,11 @@ func (c *Client) serverBundle() (*trust.Bundle, error) {
 			}
 		}
 	}
-	return trust.NewBundle(c.config.Domain, 0, roots)
+	bundle, err := trust.NewBundle(c.config.Domain, 0, roots)
+	if err != nil {
+		return nil, err
+	}
+	return bundle.WithCRLs(crls), nil
 }
 
 func (c *Client) read(resp *chanceryv1.IssueResponse) ([]*x509.Certificate, *trust.Bundle, error) {
@@ -220,21 +245,29 @@ func (c *Client) read(resp *chanceryv1.IssueResponse) ([]*x509.Certificate, *tru
 	if err != nil {
 		return nil, nil, fmt.Errorf("reading certificate: %w", err)
 	}
-	roots, err := parseAll(resp.GetBundle().GetRoots())
-	if err != nil {
-		return nil, nil, fmt.Errorf("reading bundle: %w", err)
-	}
-	if td := resp.GetBundle().GetTrustDomain(); td != c.config.Domain.String() {
-		return nil, nil, fmt.Errorf("the server answered with the bundle of %q; expected %s", td, c.config.Domain)
-	}
-	bundle, err := trust.NewBundle(c.config.Domain, resp.GetBundle().GetGeneration(), roots)
+	bundle, err := c.readBundle(resp.GetBundle())
 	if err != nil {
 		return nil, nil, err
 	}
 	c.mu.Lock()
-	c.last = bundle
-	c.mu.Unlock()
+	defer c.mu.Unlock()
+	var crls *trust.CRLs // only Sync brings them
+	if c.last != nil {
+		crls = c.last.CRLs()
+	}
+	c.last = bundle.WithCRLs(crls)
 	return chain, bundle, nil
+}
+
+func (c *Client) readBundle(b *chanceryv1.Bundle) (*trust.Bundle, error) {
+	roots, err := parseAll(b.GetRoots())
+	if err != nil {
+		return nil, fmt.Errorf("reading bundle: %w", err)
+	}
+	if td := b.GetTrustDomain(); td != c.config.Domain.String() {
+		return nil, fmt.Errorf("the server answered with the bundle of %q; expected %s", td, c.config.Domain)
+	}
+	return trust.NewBundle(c.config.Domain, b.GetGeneration(), roots)
 }
 
 func parseAll(ders [][]byte) ([]*x509.Certificate, error) {

@@ -24,14 +24,10 @@ func NewParent(c Config) *Parent {
 // Sign has a request (PKCS#10, DER) signed, and returns the issuing certificate first. What it returns is not verified.
 func (p *Parent) Sign(ctx context.Context, csr []byte) ([]*x509.Certificate, error) {
 	c := p.client
-	token, err := c.token(ctx, false)
-	if err != nil {
-		return nil, err
-	}
-	if token == "" {
+	if c.config.Token == nil {
 		return nil, errors.New("no token to come with")
 	}
-	conn, err := c.dial(nil)
+	ctx, conn, err := c.connect(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -40,7 +36,7 @@ func (p *Parent) Sign(ctx context.Context, csr []byte) ([]*x509.Certificate, err
 	if c.config.TTL > 0 {
 		req.Lifetime = durationpb.New(c.config.TTL)
 	}
-	resp, err := chanceryv1.NewIssuersClient(conn).SignIssuer(c.outgoing(ctx, token), req)
+	resp, err := chanceryv1.NewIssuersClient(conn).SignIssuer(ctx, req)
 	if err != nil {
 		return nil, refusedBy(err)
 	}

@@ -1,8 +1,10 @@
 package jwt
 
 import (
+	"crypto"
 	"crypto/ecdsa"
 	"crypto/ed25519"
+	"crypto/rsa"
 	"crypto/sha256"
 	"encoding/base64"
 	"encoding/json"
@@ -62,6 +64,40 @@ func FuzzClaims(f *testing.F) {
 		}
 		if v.expires.IsZero() || !printable(v.caller.CredentialID) || (v.caller.PodName == "") != (v.caller.PodUID == "") {
 			t.Errorf("%q: %+v", payload, v)
+		}
+	})
+}
+
+// FuzzKeySet: keys that are taken are public, strong, of a kind that fits an algorithm, and each can be told from the others.
+func FuzzKeySet(f *testing.F) {
+	f.Add(jwttest.KeySet(f, "p256"))
+	f.Add(jwttest.KeySet(f, "ed", "p256"))
+	for _, s := range []string{
+		`{"keys":[]}`, `{"keys":[{"kty":"oct","k":"AAAA"}]}`, `{"keys":[{"kty":"RSA","n":"AQAB","e":"AQAB","kid":"a"}]}`,
+		`{"keys":[{"kty":"EC","crv":"P-256","x":"AA","y":"AA","use":"enc"}]}`, `{"keys":[{"kty":"OKP","crv":"Ed25519","x":"","d":""}]}`, `{"keys":{}}`, `[]`, ``,
+	} {
+		f.Add([]byte(s))
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		set, _, err := parseKeySet(data)
+		if err != nil {
+			return
+		}
+		if len(set) == 0 || len(set) > maxKeys {
+			t.Fatalf("%d keys", len(set))
+		}
+		for i, k := range set {
+			if p, ok := k.public.(*rsa.PublicKey); ok && p.N.BitLen() < minRSABits {
+				t.Errorf("an RSA key of %d bits", p.N.BitLen())
+			}
+			if _, secret := k.public.(crypto.Signer); secret {
+				t.Error("a private key")
+			}
+			for _, o := range set[:i] {
+				if k.id == o.id && k.alg == o.alg && sameKind(k, o) {
+					t.Errorf("two keys have the ID %q", k.id)
+				}
+			}
 		}
 	})
 }

@@ -53,7 +53,8 @@ func requests(t testing.TB) map[string][]byte {
 		ExtraExtensions: []pkix.Extension{{Id: asn1.ObjectIdentifier{2, 5, 29, 19}, Critical: true, Value: []byte{0x30, 0}}},
 	})
 	add("password", p256, x509.CertificateRequest{
-		Attributes: []pkix.AttributeTypeAndValueSET{{ //nolint:staticcheck // there is no other way to write a challenge password
+		//lint:ignore SA1019 there is no other way to write a challenge password
+		Attributes: []pkix.AttributeTypeAndValueSET{{
 			Type: asn1.ObjectIdentifier{1, 2, 840, 113549, 1, 9, 7}, Value: [][]pkix.AttributeTypeAndValue{{{Type: asn1.ObjectIdentifier{2, 5, 4, 3}, Value: "x"}}},
 		}},
 	})

@@ -11,6 +11,7 @@ import (
 	"math/big"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -179,4 +180,20 @@ func TestOutsideIsRefused(t *testing.T) {
 	if _, err := New(Config{Dirs: []string{""}}); err == nil {
 		t.Error("an empty directory name was accepted")
 	}
+}
+
+func TestBoundOfWatchedFiles(t *testing.T) {
+	dir := t.TempDir()
+	w, err := New(Config{Dirs: []string{dir}, Logger: slog.New(slog.DiscardHandler)})
+	must(t, err)
+	ref := func(i int) Ref { return Ref{Certificates: filepath.Join(dir, strconv.Itoa(i))} }
+	for i := range maxRefs {
+		must(t, w.Hold(ref(i)))
+	}
+	must(t, w.Hold(ref(0))) // one that is held already
+	if err := w.Hold(ref(maxRefs)); err == nil || !strings.Contains(err.Error(), "1000 sets of files are watched") {
+		t.Errorf("one more: %v", err)
+	}
+	w.Drop(ref(1))
+	must(t, w.Hold(ref(maxRefs)))
 }

@@ -41,10 +41,16 @@ func CertificatePEM(chain, key []byte) *tlsv3.Secret {
 	}}}
 }
 
-// Roots returns a validation context with a bundle's roots and, where peers must have one of certain identities, a
-// URI matcher for each.
+// Roots returns a validation context with a bundle's roots and CRLs and, where peers must have one of certain
+// identities, a URI matcher for each.
+//
+// Envoy looks up leaves only: for issuers it would want a CRL of the root, whose key may be offline. And it refuses all
+// leaves of an issuer without a CRL once there is any, so there is either one for each or none (decision D22).
 func Roots(b *trust.Bundle, peers []string) *tlsv3.Secret {
 	c := &tlsv3.CertificateValidationContext{TrustedCa: inline(trust.EncodeCertificates(RootsOf(b)...))}
+	if crls := b.CRLs().PEM(); len(crls) > 0 {
+		c.Crl, c.OnlyVerifyLeafCertCrl = inline(crls), true
+	}
 	for _, p := range peers {
 		c.MatchTypedSubjectAltNames = append(c.MatchTypedSubjectAltNames, &tlsv3.SubjectAltNameMatcher{
 			SanType: tlsv3.SubjectAltNameMatcher_URI,
@@ -60,7 +66,8 @@ func RootsPEM(roots []byte) *tlsv3.Secret {
 }
 
 // RootsByDomain returns Envoy's SPIFFE validator, which verifies each peer against the roots of the peer's own domain
-// and no other. A flat pool of all roots would let any domain vouch for the identities of another (decision D24).
+// and no other. A flat pool of all roots would let any domain vouch for the identities of another (decision D24). It takes
+// no CRLs: Envoy's SPIFFE validator ignores them, and one that is sent would only look as if it worked (decision D23).
 func RootsByDomain(bundles []*trust.Bundle) (*tlsv3.Secret, error) {
 	cfg := new(tlsv3.SPIFFECertValidatorConfig)
 	for _, b := range bundles {

@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/json"
+	"encoding/pem"
 	"errors"
 	"fmt"
 	"io"
@@ -27,6 +28,13 @@ type fetched struct {
 		Hint      string    `json:"hint"`
 	} `json:"svids"`
 	Bundles map[string][]string `json:"bundles"`
+	CRLs    []struct {
+		Issuer     string    `json:"issuer"`
+		Number     string    `json:"number"`
+		ThisUpdate time.Time `json:"thisUpdate"`
+		NextUpdate time.Time `json:"nextUpdate"`
+		Revoked    []string  `json:"revoked"`
+	} `json:"crls"`
 }
 
 func readFetched(text string) (f fetched, err error) {
@@ -144,13 +152,37 @@ func watchLines(t *testing.T, socket string) func(func(string) bool) {
 	}
 }
 
+// revokes checks that a file has a CRL of an issuer, which revokes nothing.
+func revokes(t *testing.T, file string, issuer []byte) {
+	t.Helper()
+	data, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	block, _ := pem.Decode(data)
+	if block == nil || block.Type != "X509 CRL" {
+		t.Fatalf("%s has no CRL: %s", file, data)
+	}
+	list, err := x509.ParseRevocationList(block.Bytes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	by, err := x509.ParseCertificate(issuer)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := list.CheckSignatureFrom(by); err != nil || len(list.RevokedCertificateEntries) != 0 {
+		t.Errorf("%s revokes %d: %v", file, len(list.RevokedCertificateEntries), err)
+	}
+}
+
 // writesFiles checks that the files of --write are 0600 and fit together.
 func writesFiles(t *testing.T, socket string) {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "svid")
 	MustRun(t, "svid", "fetch", "--socket", socket, "--write", dir)
 	path := func(name string) string { return filepath.Join(dir, name) }
-	for _, name := range []string{"svid.pem", "svid_key.pem", "bundle.pem"} {
+	for _, name := range []string{"svid.pem", "svid_key.pem", "bundle.pem", "crl.pem"} {
 		if info, err := os.Stat(path(name)); err != nil || info.Mode().Perm() != 0o600 {
 			t.Errorf("%s should have mode 0600: %v, %v", name, info, err)
 		}
@@ -175,6 +207,7 @@ func writesFiles(t *testing.T, socket string) {
 	if _, err := pair.Leaf.Verify(x509.VerifyOptions{Roots: roots, Intermediates: between}); err != nil {
 		t.Errorf("svid.pem does not verify against bundle.pem: %v", err)
 	}
+	revokes(t, path("crl.pem"), pair.Certificate[1])
 
 	if out := MustRun(t, "inspect", path("svid.pem")); !strings.Contains(out, pair.Leaf.URIs[0].String()) || strings.Contains(out, "finding") {
 		t.Errorf("inspect should name %s and find nothing wrong:\n%s", pair.Leaf.URIs[0], out)

@@ -25,6 +25,17 @@ type EnvoyConfig struct {
 	SDSSocket string
 	Files     *certFiles
 
+	// Validation is a line of YAML with more fields for the validation context of Files.
+	Validation string
+
+	// RootFile, with Files, is a file with the validation context as an SDS resource ROOTCA, which Envoy watches.
+	RootFile string
+
+	// Resume lets sessions be resumed, as is Envoy's default; else each handshake shows both certificates. TicketKey is the
+	// text of a server's key for session tickets, 80 bytes; empty: keys of Envoy's own.
+	Resume    bool
+	TicketKey string
+
 	CertName string // SDS name of the certificate; empty: "default"
 	RootName string // SDS name of the validation context; empty: "ROOTCA"
 
@@ -247,9 +258,14 @@ const bootstrapParts = `
               validation_context_sds_secret_config: {name: {{printf "%q" .RootName}}, sds_config: {{template "sds"}}}
 {{- else}}
             tls_certificates: [{certificate_chain: {filename: {{printf "%q" .Files.Cert}}}, private_key: {filename: {{printf "%q" .Files.Key}}}}]
+{{- if .RootFile}}
+            validation_context_sds_secret_config: {name: ROOTCA, sds_config: {path_config_source: {path: {{printf "%q" .RootFile}}}, resource_api_version: V3}}
+{{- else}}
             validation_context:
               trusted_ca: {filename: {{printf "%q" .Files.Root}}}
+              {{.Validation}}
               {{template "peer" .}}
+{{- end}}
 {{- end}}
 {{- end}}
 {{define "agent"}}{{if .SDSSocket}}
@@ -284,7 +300,7 @@ static_resources:
         typed_config:
           "@type": type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.DownstreamTlsContext
           require_client_certificate: true
-          disable_stateless_session_resumption: true
+          {{with .TicketKey}}session_ticket_keys: {keys: [{inline_string: {{printf "%q" .}}}]}{{else}}disable_stateless_session_resumption: {{not .Resume}}{{end}}
           {{- template "tls" .}}
       filters:
       - name: envoy.filters.network.http_connection_manager
@@ -316,7 +332,7 @@ var clientBootstrap = bootstrap("client", `{{define "cluster"}}
         name: envoy.transport_sockets.tls
         typed_config:
           "@type": type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.UpstreamTlsContext
-          max_session_keys: 0 # no resumption: each handshake shows both certificates
+          max_session_keys: {{if .Resume}}1{{else}}0{{end}}
           {{- template "tls" .}}
 {{end}}{{template "admin"}}
 static_resources:

@@ -103,7 +103,7 @@ type Server struct {
 	yaml serverYAML
 }
 
-// NewServer writes a config file and runs `authority init`, with more arguments if there are any.
+// NewServer writes a config file and runs `authority init` with what is given besides.
 func NewServer(t testing.TB, cfg serverYAML, init ...string) *Server {
 	t.Helper()
 	s := &Server{Dir: SocketDir(t), yaml: cfg} // a short name: the admin socket lies beside the state
@@ -395,12 +395,27 @@ func (a *Agent) WaitRenewal(t testing.TB, limit time.Duration, old *x509.Certifi
 // ready says what the agent's /readyz says.
 func (a *Agent) ready(t testing.TB) bool {
 	t.Helper()
+	_, err := a.get(t, "/readyz")
+	return err == nil
+}
+
+// page returns a page that the agent shows beside its metrics.
+func (a *Agent) page(t testing.TB, path string) string {
+	t.Helper()
+	body, err := a.get(t, path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(body)
+}
+
+func (a *Agent) get(t testing.TB, path string) ([]byte, error) {
+	t.Helper()
 	addrs, err := readAddrs(filepath.Join(a.dir, "addrs"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, err = httpGet(http.DefaultClient, "http://"+addrs["metrics"]+"/readyz")
-	return err == nil
+	return httpGet(http.DefaultClient, "http://"+addrs["metrics"]+path)
 }
 
 // Run runs a chancery command to its end.

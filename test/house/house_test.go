@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 )
@@ -199,4 +200,62 @@ func receiver(fn *ast.FuncDecl) string {
 		return id.Name
 	}
 	return ""
+}
+
+// TestSecurityPageNamesRealTests: each test that docs/security.md names as `folder: TestName` is there.
+func TestSecurityPageNamesRealTests(t *testing.T) {
+	page, err := os.ReadFile("../../docs/security.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	named := regexp.MustCompile("`([a-z][a-z0-9/]*): ((?:Test|Fuzz)[A-Za-z0-9_]+)`").FindAllStringSubmatch(string(page), -1)
+	if len(named) < 100 {
+		t.Fatalf("only %d tests are named", len(named))
+	}
+	if n := len(regexp.MustCompile(`\b(Test|Fuzz)[A-Z]\w*`).FindAllString(string(page), -1)); n != len(named) {
+		t.Errorf("%d tests are named as `folder: TestName`, and %d in all; a name that is not found this way is not checked", len(named), n)
+	}
+	functions := map[string]string{} // of the tests in a folder
+	for _, n := range named {
+		dir, name := n[1], n[2]
+		if _, read := functions[dir]; !read {
+			files, err := filepath.Glob(filepath.Join("../..", dir, "*_test.go"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, file := range files {
+				data, err := os.ReadFile(file)
+				if err != nil {
+					t.Fatal(err)
+				}
+				functions[dir] += string(data)
+			}
+		}
+		if !strings.Contains(functions[dir], "\nfunc "+name+"(") {
+			t.Errorf("docs/security.md names %s in %s, which is not there", name, dir)
+		}
+	}
+}
+
+// TestFaultsAreForTests: no program comes between its own writes.
+func TestFaultsAreForTests(t *testing.T) {
+	for _, p := range packages(t) {
+		if p.room() == "ca/durable" || p.room() == "ca/durable/durabletest" {
+			continue
+		}
+		for _, imp := range p.Imports {
+			if imp == module+"/ca/durable/durabletest" {
+				t.Errorf("%s imports durabletest", p.room())
+			}
+		}
+		for _, name := range p.GoFiles {
+			data, err := os.ReadFile(filepath.Join(p.Dir, name))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if strings.Contains(string(data), "durable.Inject(") {
+				t.Errorf("%s/%s calls durable.Inject", p.room(), name)
+			}
+		}
+	}
 }

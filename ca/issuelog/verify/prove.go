@@ -8,6 +8,7 @@ import (
 	"encoding/json/v2"
 	"errors"
 	"fmt"
+	"sort"
 	"time"
 
 	"golang.org/x/mod/sumdb/tlog"
@@ -29,10 +30,12 @@ type Query struct {
 	Serial   string // hex
 	SPIFFEID string
 	Since    time.Time
+	From     int64                 // index of the first entry that matters
+	Keep     func(raw []byte) bool // whether an entry may matter, before it is decoded; several calls at a time
 }
 
-// Search gives each entry of the tree that a query matches, in order. It reads all bundles, and does not verify them: see
-// Log and Prove.
+// Search gives each entry of the tree that a query matches, in order. It reads all bundles from q.From on, and does not
+// verify them: see Log and Prove.
 func (r *Reader) Search(ctx context.Context, q Query, each func(Found) error) error {
 	var needle []byte
 	switch {
@@ -45,11 +48,12 @@ func (r *Reader) Search(ctx context.Context, q Query, each func(Found) error) er
 		found []Found
 		err   error
 	}
+	first := q.From / tiles.Width
 	search := func(n int64) result {
-		found, err := r.searchBundle(n, needle, q.Since)
+		found, err := r.searchBundle(first+n, needle, &q)
 		return result{found, err}
 	}
-	return inOrder(r.bundles(), search, func(_ int64, res result) error {
+	return inOrder(max(0, r.bundles()-first), search, func(_ int64, res result) error {
 		for _, f := range res.found {
 			if err := each(f); err != nil {
 				return err
@@ -59,7 +63,7 @@ func (r *Reader) Search(ctx context.Context, q Query, each func(Found) error) er
 	})
 }
 
-func (r *Reader) searchBundle(n int64, needle []byte, since time.Time) (found []Found, err error) {
+func (r *Reader) searchBundle(n int64, needle []byte, q *Query) (found []Found, err error) {
 	name := tiles.BundlePath(n, r.width(n))
 	data, err := r.read(name)
 	if err != nil {
@@ -69,23 +73,49 @@ func (r *Reader) searchBundle(n int64, needle []byte, since time.Time) (found []
 		return nil, nil
 	}
 	for i := range r.width(n) {
+		index := n*tiles.Width + int64(i)
 		raw, rest, ok := tiles.CutEntry(data)
 		if !ok {
-			return found, fmt.Errorf("%s/%s: entry %d goes beyond its end", r.Dir, name, n*tiles.Width+int64(i))
+			return found, fmt.Errorf("%s/%s: entry %d goes beyond its end", r.Dir, name, index)
 		}
 		data = rest
-		if !bytes.Contains(raw, needle) {
+		if index < q.From || !bytes.Contains(raw, needle) || q.Keep != nil && !q.Keep(raw) {
 			continue
 		}
 		e, err := issuelog.DecodeEntry(raw)
 		if err != nil {
-			return found, fmt.Errorf("%s/%s: entry %d: %w", r.Dir, name, n*tiles.Width+int64(i), err)
+			return found, fmt.Errorf("%s/%s: entry %d: %w", r.Dir, name, index, err)
 		}
-		if !e.Time.Before(since) {
-			found = append(found, Found{n*tiles.Width + int64(i), raw, e})
+		if !e.Time.Before(q.Since) {
+			found = append(found, Found{index, raw, e})
 		}
 	}
 	return found, nil
+}
+
+// IndexOf returns an index before which all entries are older than t, close to the first one that is not. Entries stand
+// nearly in the order of their times.
+func (r *Reader) IndexOf(t time.Time) (int64, error) {
+	var failed error
+	n := sort.Search(int(r.bundles()), func(n int) bool {
+		if failed != nil {
+			return true
+		}
+		name := tiles.BundlePath(int64(n), r.width(int64(n)))
+		data, err := r.read(name)
+		if err != nil {
+			failed = fmt.Errorf("%s/%s: %w", r.Dir, name, err)
+			return true
+		}
+		raw, _, ok := tiles.CutEntry(data)
+		e, err := issuelog.DecodeEntry(raw)
+		if !ok || err != nil {
+			failed = fmt.Errorf("%s/%s: its first entry does not decode: %w", r.Dir, name, err)
+			return true
+		}
+		return !e.Time.Before(t)
+	})
+	return max(0, int64(n)-1) * tiles.Width, failed
 }
 
 // Proof shows that the entries of one serial are in the log, to whoever has the log's public key.

@@ -15,9 +15,6 @@ import (
 	"github.com/chancery-project/chancery/ca/issuelog/tiles"
 )
 
-// maxBundle bounds what is read as one bundle.
-const maxBundle = tiles.Width * (2 + issuelog.MaxEntry)
-
 // Reader reads a log from its folder, also while a server writes to it. What it returns is checked only where its
 // methods say so.
 type Reader struct {
@@ -68,7 +65,7 @@ func (r *Reader) readEdge() bool {
 		if filepath.Base(name) == "0" { // of width 0: all are full
 			continue
 		}
-		data, err := readBounded(filepath.Join(r.Dir, name), maxBundle)
+		data, err := readBounded(filepath.Join(r.Dir, name), issuelog.MaxBundle)
 		if err == nil {
 			r.edge[name] = data
 		}
@@ -81,7 +78,7 @@ func (r *Reader) read(name string) ([]byte, error) {
 	if data, ok := r.edge[name]; ok {
 		return data, nil
 	}
-	data, err := readBounded(filepath.Join(r.Dir, name), maxBundle)
+	data, err := readBounded(filepath.Join(r.Dir, name), issuelog.MaxBundle)
 	if errors.Is(err, fs.ErrNotExist) {
 		err = errors.New("it is missing")
 	}

@@ -11,7 +11,6 @@ import (
 
 	"github.com/chancery-project/chancery/cmd/chancery/process"
 	"github.com/chancery-project/chancery/csr/client"
-	"github.com/chancery-project/chancery/rotate"
 	"github.com/chancery-project/chancery/sds"
 )
 
@@ -41,10 +40,14 @@ func Command() *cobra.Command {
 // serve runs an agent until ctx ends.
 func serve(ctx context.Context, s *Settings, logger *slog.Logger) error {
 	registry := process.NewRegistry()
-	keeper := NewKeeper(client.Config{
-		Server: s.Server, Domain: s.id.Domain(), Roots: client.RootsFile(s.ServerRoots), Token: client.TokenFile(s.TokenFile),
-		Cluster: s.Cluster, ID: s.id, TTL: s.ttl,
-	}, logger, CountRenewals(registry))
+	var server *sds.Server
+	keeper := NewKeeper(KeeperConfig{
+		Client: client.Config{
+			Server: s.Server, Domain: s.id.Domain(), Roots: client.RootsFile(s.ServerRoots), Token: client.TokenFile(s.TokenFile),
+			Cluster: s.Cluster, ID: s.id, TTL: s.ttl, Metrics: client.NewMetrics(registry),
+		},
+		Logger: logger, Observe: CountRenewals(registry), NotEnforcing: func() []string { return NotEnforcing(server.Streams()) },
+	})
 	source := SourceOf(keeper, s.naming)
 	server, err := sds.NewServer(sds.Config{
 		Files: s.Files, Logger: logger, Metrics: sds.NewMetrics(registry),
@@ -58,7 +61,7 @@ func serve(ctx context.Context, s *Settings, logger *slog.Logger) error {
 	if err != nil {
 		return s.wrong(err)
 	}
-	registry.MustRegister(Expiries(func() []*rotate.Keeper { return []*rotate.Keeper{keeper} }))
+	registry.MustRegister(Expiries(func() []*Keeper { return []*Keeper{keeper} })...)
 	metrics, l, err := s.listen()
 	if err != nil {
 		return err
@@ -68,7 +71,9 @@ func serve(ctx context.Context, s *Settings, logger *slog.Logger) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return keeper.Run(ctx) })
 	g.Go(func() error {
-		return process.HTTP{Metrics: registry, Ready: func() error { return ready(keeper) }}.Run(ctx, metrics)
+		return process.HTTP{
+			Metrics: registry, Ready: func() error { return ready(keeper) }, Texts: map[string]func() string{"/checkpoints": keeper.checkpoints},
+		}.Run(ctx, metrics)
 	})
 	g.Go(func() error { return server.Run(ctx, l) })
 	return g.Wait()

@@ -71,6 +71,10 @@ func Load(file string) (*Settings, error) {
 	if err != nil {
 		return nil, err
 	}
+	return parseConfig(data, file)
+}
+
+func parseConfig(data []byte, file string) (*Settings, error) {
 	s := &Settings{file: file}
 	if err := process.DecodeConfig(data, &s.Config); err != nil {
 		return nil, s.wrong(err)

@@ -6,10 +6,13 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
+	"strings"
 	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/chancery-project/chancery/cmd/chancery/process"
 	"github.com/chancery-project/chancery/csr/client"
@@ -18,28 +21,63 @@ import (
 	"github.com/chancery-project/chancery/trust"
 )
 
+// Keeper is a keeper of one identity with the client that renews it and keeps its roots and CRLs up to date.
+type Keeper struct {
+	*rotate.Keeper
+	client       *client.Client
+	notEnforcing func() []string
+}
+
+// KeeperConfig is what a Keeper is made of.
+type KeeperConfig struct {
+	Client       client.Config // but for Current, and Logger
+	Logger       *slog.Logger
+	Observe      func(error)     // told the outcome of each try to renew; nil = nobody
+	NotEnforcing func() []string // as in client.SyncConfig
+}
+
 // NewKeeper joins a keeper and a client: the client shows the keeper's SVID, the keeper gets what the client brings.
-// Observe is told the outcome of each try.
-func NewKeeper(c client.Config, logger *slog.Logger, observe func(error)) *rotate.Keeper {
-	var keeper *rotate.Keeper
-	c.Current = func() *trust.Identity {
-		id, _ := keeper.Current()
+func NewKeeper(c KeeperConfig) *Keeper {
+	k := &Keeper{notEnforcing: c.NotEnforcing}
+	c.Client.Current = func() *trust.Identity {
+		id, _ := k.Current()
 		return id
 	}
-	c.Logger = logger
-	issuing := client.New(c)
-	keeper = rotate.NewKeeper(rotate.KeeperConfig{
-		ID: c.ID, Logger: logger, Observe: observe,
+	c.Client.Logger = c.Logger
+	k.client = client.New(c.Client)
+	k.Keeper = rotate.NewKeeper(rotate.KeeperConfig{
+		ID: c.Client.ID, Logger: c.Logger, Observe: c.Observe,
 		Issue: func(ctx context.Context, key crypto.Signer) (rotate.Issued, error) {
-			chain, bundle, err := issuing.Issue(ctx, key)
+			chain, bundle, err := k.client.Issue(ctx, key)
 			return rotate.Issued{Chain: chain, Bundle: bundle}, err
 		},
 	})
-	return keeper
+	return k
+}
+
+// Run keeps the identity fresh, and its roots and CRLs, until ctx ends.
+func (k *Keeper) Run(ctx context.Context) error {
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return k.Keeper.Run(ctx) })
+	g.Go(func() error {
+		return k.client.Sync(ctx, client.SyncConfig{Served: k.served, Apply: k.Adopt, NotEnforcing: k.notEnforcing})
+	})
+	return g.Wait()
+}
+
+// checkpoints returns the last checkpoint of each issuance log, one after the other.
+func (k *Keeper) checkpoints() string { return strings.Join(k.client.Checkpoints(), "\n") }
+
+func (k *Keeper) served() ([]*trust.Identity, <-chan struct{}) {
+	id, changed := k.Current()
+	if id == nil {
+		return nil, changed
+	}
+	return []*trust.Identity{id}, changed
 }
 
 // SourceOf shows one keeper's identity to whoever is let in. The view is made once for each identity.
-func SourceOf(k *rotate.Keeper, naming map[string][]trust.ID) sds.Source {
+func SourceOf(k *Keeper, naming map[string][]trust.ID) sds.Source {
 	v := &views{naming: naming, view: &sds.View{Naming: naming}}
 	return func() (*sds.View, <-chan struct{}) {
 		v.mu.Lock()
@@ -72,7 +110,7 @@ func (v *views) of(id *trust.Identity) *sds.View {
 }
 
 // ready returns nil if the keeper has an identity that has not ended.
-func ready(k *rotate.Keeper) error {
+func ready(k *Keeper) error {
 	id, _ := k.Current()
 	if id == nil {
 		return errors.New("no identity yet")
@@ -83,8 +121,35 @@ func ready(k *rotate.Keeper) error {
 	return nil
 }
 
-// Expiries is a collector of the time that the keepers' SVIDs and roots have left.
-func Expiries(keepers func() []*rotate.Keeper) prometheus.Collector {
+// Expiries are collectors of the time that the keepers' SVIDs, roots and CRLs have left.
+func Expiries(keepers func() []*Keeper) []prometheus.Collector {
+	crls := process.Expiries{
+		Name: "chancery_agent_crl_expiry_seconds", Help: "Seconds until a CRL that is served ends, by its issuer's key.",
+		Read: func() map[string]time.Time {
+			out := map[string]time.Time{}
+			for _, k := range keepers() {
+				if id, _ := k.Current(); id != nil {
+					maps.Copy(out, id.Bundle.CRLs().Ends())
+				}
+			}
+			return out
+		},
+	}
+	withheld := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "chancery_agent_crls_withheld", Help: "Identities whose proxies get no CRLs, because those that there are would cut off peers that are not revoked.",
+	}, func() float64 {
+		n := 0
+		for _, k := range keepers() {
+			if k.Withheld() != "" {
+				n++
+			}
+		}
+		return float64(n)
+	})
+	return []prometheus.Collector{svidExpiries(keepers), crls, withheld}
+}
+
+func svidExpiries(keepers func() []*Keeper) prometheus.Collector {
 	return process.Expiries{
 		Name: "chancery_agent_svid_expiry_seconds", Help: "Seconds until an SVID or root ends, by certificate.",
 		Read: func() map[string]time.Time {

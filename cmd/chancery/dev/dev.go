@@ -153,7 +153,9 @@ func (d *dev) serve(ctx context.Context, s *server.Server, settings *server.Sett
 		d.say("Server listens on %s (gRPC, TLS 1.3) and shows metrics on http://%s/metrics.", listen, metrics)
 		return d.agent(ctx, s, settings, newUsers(usersConfig{
 			tokens: tokens, onChange: d.sayRenewed, logger: d.logger, observe: agent.CountRenewals(s.Registry()),
-			client: client.Config{Server: listen.String(), Roots: rootsOf(s), Cluster: clusterName, TTL: d.flags.ttl},
+			client: client.Config{
+				Server: listen.String(), Roots: rootsOf(s), Cluster: clusterName, TTL: d.flags.ttl, Metrics: client.NewMetrics(s.Registry()),
+			},
 		}), begun)
 	})
 	return g.Wait()
@@ -176,11 +178,12 @@ func (d *dev) agent(ctx context.Context, s *server.Server, settings *server.Sett
 	if err != nil {
 		return err
 	}
+	u.notEnforcing = func() []string { return agent.NotEnforcing(a.Streams()) }
 	l, err := sds.Listen(d.path(socketName))
 	if err != nil {
 		return err
 	}
-	s.Registry().MustRegister(agent.Expiries(u.keepers))
+	s.Registry().MustRegister(agent.Expiries(u.keepers)...)
 	self := uint32(os.Getuid())
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return a.Run(ctx, l) })

@@ -13,7 +13,6 @@ import (
 
 	"github.com/chancery-project/chancery/cmd/chancery/agent"
 	"github.com/chancery-project/chancery/csr/client"
-	"github.com/chancery-project/chancery/rotate"
 	"github.com/chancery-project/chancery/sds"
 	"github.com/chancery-project/chancery/trust"
 )
@@ -23,11 +22,13 @@ const maxUsers = 100
 
 // usersConfig is what users needs.
 type usersConfig struct {
-	tokens   *tokens
-	client   client.Config // but for domain, ID and token, which are each user's own
-	logger   *slog.Logger
-	observe  func(error)           // told the outcome of each renewal
-	onChange func(*trust.Identity) // told of each new SVID
+	tokens  *tokens
+	client  client.Config // but for domain, ID and token, which are each user's own
+	logger  *slog.Logger
+	observe func(error) // told the outcome of each renewal
+	// notEnforcing tells which consumers of the agent take no notice of CRLs.
+	notEnforcing func() []string
+	onChange     func(*trust.Identity) // told of each new SVID
 }
 
 // users gives each Unix user that connects an identity of its own.
@@ -45,7 +46,7 @@ func newUsers(c usersConfig) *users {
 
 // member is one user with an identity.
 type member struct {
-	keeper *rotate.Keeper
+	keeper *agent.Keeper
 	source sds.Source
 }
 
@@ -93,7 +94,7 @@ func (u *users) member(uid uint32) (*member, error) {
 	c := u.client
 	c.Domain, c.ID = domain, id
 	c.Token = func(context.Context) (string, error) { return u.tokens.token(account) }
-	m := &member{keeper: agent.NewKeeper(c, u.logger, u.observe)}
+	m := &member{keeper: agent.NewKeeper(agent.KeeperConfig{Client: c, Logger: u.logger, Observe: u.observe, NotEnforcing: u.notEnforcing})}
 	m.source = agent.SourceOf(m.keeper, nil)
 	u.all[uid] = m
 	u.added <- m // never blocks: there is room for all
@@ -101,10 +102,11 @@ func (u *users) member(uid uint32) (*member, error) {
 }
 
 // report tells onChange of each SVID that a keeper gets.
-func (u *users) report(ctx context.Context, k *rotate.Keeper) {
-	for {
+func (u *users) report(ctx context.Context, k *agent.Keeper) {
+	for last := ""; ; { // what changes may be roots or CRLs alone
 		id, changed := k.Current()
-		if id != nil {
+		if id != nil && id.Serial() != last {
+			last = id.Serial()
 			u.onChange(id)
 		}
 		select {
@@ -134,10 +136,10 @@ func (u *users) wait(ctx context.Context, uid uint32) (bool, error) {
 	}
 }
 
-func (u *users) keepers() []*rotate.Keeper {
+func (u *users) keepers() []*agent.Keeper {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	var out []*rotate.Keeper
+	var out []*agent.Keeper
 	for _, m := range u.all {
 		out = append(out, m.keeper)
 	}

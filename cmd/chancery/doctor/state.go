@@ -13,6 +13,7 @@ import (
 
 	"github.com/chancery-project/chancery/ca/authority"
 	"github.com/chancery-project/chancery/ca/checkup"
+	"github.com/chancery-project/chancery/ca/document"
 	"github.com/chancery-project/chancery/ca/files"
 	"github.com/chancery-project/chancery/ca/keys"
 	"github.com/chancery-project/chancery/ca/store"
@@ -185,7 +186,7 @@ func (e *exam) keys(ctx context.Context, doc *authority.Document, td trust.Domai
 	if kept != nil {
 		defer kept.Close()
 	}
-	for _, kind := range []authority.AuthorityKind{authority.KindIssuer, authority.KindRoot} {
+	for _, kind := range []document.AuthorityKind{authority.KindIssuer, authority.KindRoot} {
 		a, err := doc.Active(td, kind)
 		if err != nil || checkup.StoreOf(a) == checkup.StoreElsewhere {
 			continue

@@ -25,7 +25,7 @@ func Command() *cobra.Command {
 		Long: "Works on issuance logs: the folders that issuanceLog in a server's config names, also while the server runs.\n" +
 			"docs/log.md describes their files.",
 	}
-	cmd.AddCommand(verifyCommand(), proveCommand(), checkProofCommand(), searchCommand())
+	cmd.AddCommand(verifyCommand(), proveCommand(), checkProofCommand(), searchCommand(), auditCommand())
 	return cmd
 }
 
@@ -107,7 +107,7 @@ func proveCommand() *cobra.Command {
 			if err := process.CheckFormat(format, "text", "json"); err != nil {
 				return err
 			}
-			serial, err := cleanSerial(args[0])
+			serial, err := process.CleanSerial(args[0])
 			if err != nil {
 				return err
 			}

@@ -1,7 +1,6 @@
 package log
 
 import (
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -15,28 +14,10 @@ import (
 	"github.com/chancery-project/chancery/trust"
 )
 
-// cleanSerial accepts a serial as tools print it: hex, maybe in upper case, with colons, or with a zero in front.
-func cleanSerial(s string) (string, error) {
-	clean := strings.ToLower(strings.ReplaceAll(s, ":", ""))
-	if len(clean)%2 == 1 {
-		clean = "0" + clean
-	}
-	b, err := hex.DecodeString(clean)
-	for len(b) > 1 && b[0] == 0 {
-		b = b[1:]
-	}
-	if err != nil || len(b) == 0 || len(b) > 20 {
-		return "", fmt.Errorf("%q is no serial; it should be hex, of up to 20 bytes", s)
-	}
-	return hex.EncodeToString(b), nil
-}
-
 func parseQuery(args []string, since string, now time.Time) (q verify.Query, err error) {
 	if since != "" {
-		if ago, err := time.ParseDuration(since); err == nil && ago >= 0 {
-			q.Since = now.Add(-ago)
-		} else if q.Since, err = time.Parse(time.RFC3339, since); err != nil {
-			return q, fmt.Errorf("--since %q should be a time like 2026-11-30T08:00:00Z or a duration like 2h", since)
+		if q.Since, err = process.TimeOrAgo("--since", since, now); err != nil {
+			return q, err
 		}
 	}
 	switch {
@@ -50,7 +31,7 @@ func parseQuery(args []string, since string, now time.Time) (q verify.Query, err
 		}
 		q.SPIFFEID = id.String()
 	default:
-		q.Serial, err = cleanSerial(args[0])
+		q.Serial, err = process.CleanSerial(args[0])
 	}
 	return q, err
 }

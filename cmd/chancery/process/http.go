@@ -25,13 +25,22 @@ func NewRegistry() *prometheus.Registry {
 type HTTP struct {
 	Metrics prometheus.Gatherer // at /metrics
 	Ready   func() error        // for /readyz: what the process lacks to do its work, or nil
+
+	Texts map[string]func() string // more pages of plain text, by path; nil = none
 }
+
+// Bounds on what anybody who can connect may do.
+const (
+	maxHeader    = 16 << 10
+	readTimeout  = 10 * time.Second // of a whole request
+	writeTimeout = 2 * time.Minute  // profiles take their time; readers that do not read must not hold the places for ever
+)
 
 // Run serves until ctx ends. /healthz says that the process runs, /readyz that it can do its work. On a loopback
 // address /readyz also says what is missing, and Go's profiles are served: others should not see so much.
 func (h HTTP) Run(ctx context.Context, l net.Listener) error {
 	s := &http.Server{
-		Handler: h.handler(l.Addr()), ReadHeaderTimeout: 5 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10,
+		Handler: h.handler(l.Addr()), ReadTimeout: readTimeout, WriteTimeout: writeTimeout, IdleTimeout: time.Minute, MaxHeaderBytes: maxHeader,
 	}
 	stop := context.AfterFunc(ctx, func() { s.Close() })
 	defer stop()
@@ -58,6 +67,9 @@ func (h HTTP) handler(addr net.Addr) http.Handler {
 			http.Error(w, "not ready; the log says why", http.StatusServiceUnavailable)
 		}
 	})
+	for path, text := range h.Texts {
+		mux.HandleFunc("GET "+path, func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, text()) })
+	}
 	if local {
 		mux.HandleFunc("GET /debug/pprof/", pprof.Index)
 		mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)

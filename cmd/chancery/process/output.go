@@ -2,14 +2,14 @@ package process
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
 	"slices"
 	"strings"
 	"unicode"
+
+	"github.com/chancery-project/chancery/ca/durable"
 )
 
 // CheckFormat checks the value of --output.
@@ -50,25 +50,7 @@ func WriteAddrFile(path, content string) error {
 
 // ReplaceFile writes a file of the given mode, whatever the umask, complete or not at all.
 func ReplaceFile(path string, data []byte, mode os.FileMode) error {
-	tmp := path + ".new"
-	if err := os.Remove(tmp); err != nil && !errors.Is(err, fs.ErrNotExist) { // of a crash, maybe with another mode
-		return fmt.Errorf("writing %s: %w", path, err)
-	}
-	f, err := os.OpenFile(tmp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode) // EXCL: never through a link that others put there
-	if err != nil {
-		return fmt.Errorf("writing %s: %w", path, err)
-	}
-	err = f.Chmod(mode) // roots are public also where the umask says that nothing is
-	if err == nil {
-		_, err = f.Write(data)
-	}
-	if err == nil {
-		err = f.Sync() // else a crash could leave the name with nothing in it
-	}
-	if err = errors.Join(err, f.Close()); err != nil {
-		return fmt.Errorf("writing %s: %w", path, err)
-	}
-	if err := os.Rename(tmp, path); err != nil {
+	if err := durable.Replace(path, data, mode); err != nil {
 		return fmt.Errorf("writing %s: %w", path, err)
 	}
 	return nil

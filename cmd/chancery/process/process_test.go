@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"net/http"
@@ -12,8 +13,10 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"google.golang.org/grpc"
@@ -241,3 +244,78 @@ func TestOutput(t *testing.T) {
 		}
 	}
 }
+
+// TestBoundsOfHTTP: who does not send, or does not read, does not keep a connection for ever.
+func TestBoundsOfHTTP(t *testing.T) {
+	h := HTTP{Metrics: NewRegistry(), Ready: func() error { return nil }}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	go h.Run(t.Context(), l)
+	get := func(header int) (int, error) {
+		r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+l.Addr().String()+"/healthz", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Header.Set("X-Large", strings.Repeat("x", header))
+		resp, err := http.DefaultClient.Do(r)
+		if err != nil {
+			return 0, err
+		}
+		return resp.StatusCode, resp.Body.Close()
+	}
+	if code, err := get(8 << 10); code != 200 {
+		t.Errorf("%d, %v", code, err)
+	}
+	if code, err := get(64 << 10); code != http.StatusRequestHeaderFieldsTooLarge && err == nil {
+		t.Errorf("a header of 64 KiB: %d", code)
+	}
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		pipes := &pipeListener{conns: make(chan net.Conn), done: make(chan struct{})}
+		ended := make(chan error)
+		go func() { ended <- h.Run(ctx, pipes) }()
+		for sent, limit := range map[string]time.Duration{"": readTimeout, "GET /healthz HTTP/1.1\r\n": readTimeout, "GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n": writeTimeout} {
+			client, server := net.Pipe()
+			pipes.conns <- server
+			start := time.Now()
+			if _, err := client.Write([]byte(sent)); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(limit + time.Second) // without reading
+			synctest.Wait()
+			if _, err := io.Copy(io.Discard, client); err != nil && !errors.Is(err, io.ErrClosedPipe) {
+				t.Errorf("%q: %v", sent, err)
+			}
+			if took := time.Since(start); took > limit+2*time.Second {
+				t.Errorf("after %q the connection was kept for %s", sent, took)
+			}
+			client.Close()
+		}
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// pipeListener accepts pipes.
+type pipeListener struct {
+	conns chan net.Conn
+	done  chan struct{}
+	once  sync.Once
+}
+
+func (l *pipeListener) Accept() (net.Conn, error) {
+	select {
+	case c := <-l.conns:
+		return c, nil
+	case <-l.done:
+		return nil, net.ErrClosed
+	}
+}
+
+func (l *pipeListener) Close() error { l.once.Do(func() { close(l.done) }); return nil }
+
+func (l *pipeListener) Addr() net.Addr { return &net.UnixAddr{Name: "pipe", Net: "unix"} }

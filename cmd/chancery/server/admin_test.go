@@ -17,6 +17,7 @@ import (
 	"github.com/chancery-project/chancery/ca/authority"
 	"github.com/chancery-project/chancery/ca/keys"
 	"github.com/chancery-project/chancery/ca/store"
+	"github.com/chancery-project/chancery/cmd/chancery/server/adminsocket"
 	"github.com/chancery-project/chancery/sds/socket"
 )
 
@@ -67,15 +68,15 @@ func TestD14AdminSocket(t *testing.T) {
 
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
-	l, err := listenAdmin(s.adminSocket())
+	l, err := adminsocket.Listen(s.AdminSocket())
 	if err != nil {
 		t.Fatal(err)
 	}
-	go func() { ended <- serveAdmin(ctx, l, admin) }()
-	if info, err := os.Stat(s.adminSocket()); err != nil || info.Mode().Perm() != 0o600 {
+	go func() { ended <- adminsocket.Serve(ctx, l, admin) }()
+	if info, err := os.Stat(s.AdminSocket()); err != nil || info.Mode().Perm() != 0o600 {
 		t.Errorf("the socket has mode %v (%v), want 0600", info.Mode(), err)
 	}
-	resp, err := askAdmin(t.Context(), s.adminSocket())
+	resp, err := askAdmin(t.Context(), s.AdminSocket())
 	if err != nil || len(resp.GetDomains()) != 1 || len(resp.GetDomains()[0].GetAuthorities()) != 2 {
 		t.Errorf("got %v, %v", resp, err)
 	}

@@ -44,7 +44,7 @@ func TestDocumentedDefaults(t *testing.T) {
 		{"state.sqlite", s.State.SQLite, "/etc/chancery/state/state.db"},
 		{"state.sealingKey", s.State.SealingKey, "/etc/chancery/state/state.key"},
 		{"roots.pem", s.rootsFile(), "/etc/chancery/state/roots.pem"},
-		{"admin.sock", s.adminSocket(), "/etc/chancery/state/admin.sock"},
+		{"admin.sock", s.AdminSocket(), "/etc/chancery/state/admin.sock"},
 		{"auditLog", s.AuditLog, "/etc/chancery/audit.jsonl"},
 		{"issuer", s.Issuer.plugged() == nil, true},
 		{"jwksFile", s.Clusters[0].JWKSFile, "/etc/chancery/jwks.json"},

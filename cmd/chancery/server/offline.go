@@ -22,6 +22,7 @@ import (
 	"github.com/chancery-project/chancery/ca/keys"
 	"github.com/chancery-project/chancery/ca/store"
 	"github.com/chancery-project/chancery/cmd/chancery/process"
+	"github.com/chancery-project/chancery/cmd/chancery/server/adminsocket"
 	"github.com/chancery-project/chancery/cmd/chancery/server/issuance"
 	"github.com/chancery-project/chancery/trust"
 )
@@ -58,7 +59,7 @@ func requestIssuer(ctx context.Context, s *Settings, fresh bool) (der []byte, er
 	if !errors.Is(err, store.ErrLocked) {
 		return der, err
 	}
-	err = withAdmin(ctx, s.adminSocket(), func(ctx context.Context, c chanceryv1.AdminClient) error {
+	err = adminsocket.With(ctx, s.AdminSocket(), adminTimeout, func(ctx context.Context, c chanceryv1.AdminClient) error {
 		resp, err := c.RequestIssuer(ctx, &chanceryv1.RequestIssuerRequest{Fresh: fresh})
 		der = resp.GetRequest()
 		return err
@@ -72,7 +73,7 @@ func importCommand(file *string) *cobra.Command {
 		Use: "import -c FILE CHAIN.pem", Short: "Take an issuer's certificate that was signed elsewhere into use", Args: cobra.ExactArgs(1),
 		Long: "Takes the certificate that the request of `authority csr` was answered with, followed by those between it and the root,\n" +
 			"if there are any. The chain is checked as a whole: key, usage, path, root, lifetime, lints. One that fails changes nothing.\n" +
-			"A server that runs signs with the new issuer at once.",
+			"A server that runs signs with the new issuer once connected agents have its CRL, after 10 s at the latest.",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			chain, err := readCertificates(args[0])
 			if err != nil {
@@ -107,7 +108,7 @@ func importIssuer(ctx context.Context, s *Settings, chain []*x509.Certificate) e
 	for _, c := range chain {
 		req.Certificates = append(req.Certificates, c.Raw)
 	}
-	return withAdmin(ctx, s.adminSocket(), func(ctx context.Context, c chanceryv1.AdminClient) error {
+	return adminsocket.With(ctx, s.AdminSocket(), adminTimeout, func(ctx context.Context, c chanceryv1.AdminClient) error {
 		_, err := c.ImportIssuer(ctx, req)
 		return err
 	})
@@ -115,7 +116,7 @@ func importIssuer(ctx context.Context, s *Settings, chain []*x509.Certificate) e
 
 // RequestIssuer makes the next issuer's key and request. Who asked goes into the audit log.
 func (s adminService) RequestIssuer(ctx context.Context, r *chanceryv1.RequestIssuerRequest) (*chanceryv1.RequestIssuerResponse, error) {
-	actor, err := actorOf(ctx)
+	actor, err := adminsocket.ActorOf(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -128,7 +129,7 @@ func (s adminService) RequestIssuer(ctx context.Context, r *chanceryv1.RequestIs
 
 // ImportIssuer takes the answer to a request into use. Who asked goes into the audit log.
 func (s adminService) ImportIssuer(ctx context.Context, r *chanceryv1.ImportIssuerRequest) (*chanceryv1.ImportIssuerResponse, error) {
-	actor, err := actorOf(ctx)
+	actor, err := adminsocket.ActorOf(ctx)
 	if err != nil {
 		return nil, err
 	}

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/chancery-project/chancery/api/chanceryv1"
+	"github.com/chancery-project/chancery/cmd/chancery/server/adminsocket"
 	"github.com/chancery-project/chancery/cmd/chancery/server/report"
 )
 
@@ -23,15 +24,12 @@ func (s *Server) newReport() *report.Reporter {
 
 // GetStatus returns what the server knows of its health.
 func (s adminService) GetStatus(ctx context.Context, _ *chanceryv1.GetStatusRequest) (*chanceryv1.GetStatusResponse, error) {
-	actor, err := actorOf(ctx)
+	actor, err := adminsocket.ActorOf(ctx)
 	if err != nil {
 		return nil, err
 	}
 	return s.report.Status(actor)
 }
-
-// AdminSocket is where a running server answers admin calls.
-func (s *Settings) AdminSocket() string { return s.adminSocket() }
 
 // RootsFile is where the roots lie for agents.
 func (s *Settings) RootsFile() string { return s.rootsFile() }

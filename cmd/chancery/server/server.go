@@ -7,9 +7,11 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
 	"os"
 	"os/signal"
+	"slices"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -24,10 +26,12 @@ import (
 	"github.com/chancery-project/chancery/ca/keys"
 	"github.com/chancery-project/chancery/ca/store"
 	"github.com/chancery-project/chancery/cmd/chancery/process"
+	"github.com/chancery-project/chancery/cmd/chancery/server/adminsocket"
 	"github.com/chancery-project/chancery/cmd/chancery/server/issuance"
 	"github.com/chancery-project/chancery/cmd/chancery/server/keystore"
 	"github.com/chancery-project/chancery/cmd/chancery/server/parents"
 	"github.com/chancery-project/chancery/cmd/chancery/server/report"
+	"github.com/chancery-project/chancery/cmd/chancery/server/revoking"
 	"github.com/chancery-project/chancery/csr"
 	"github.com/chancery-project/chancery/rotate"
 	"github.com/chancery-project/chancery/trust"
@@ -43,6 +47,7 @@ type Server struct {
 	keys      keystore.Store // nil if keys lie sealed in the state
 	health    *keys.Health
 	authority *authority.Keeper
+	desk      *revoking.Desk
 	parent    *parents.Renewer // nil without one
 	clusters  []*cluster
 	sampler   *ca.Sampler
@@ -77,11 +82,16 @@ func Open(ctx context.Context, settings *Settings, logger *slog.Logger) (_ *Serv
 		s.registry.MustRegister(issuance.Entries(s.issuance))
 	}
 	s.health = keys.NewHealth(keys.HealthConfig{Keys: s.authority.Keys, Logger: logger, Metrics: s.registry})
+	s.desk = revoking.Open(revoking.Config{
+		Domain: settings.domain, Authority: s.authority, Issuance: s.issuance, Log: s.log, Clusters: slices.Collect(maps.Keys(byName)),
+		ActorOf: adminsocket.ActorOf, Own: s.ownSerial, Logger: logger, Metrics: s.registry,
+	})
 	s.sampler = newSampler(s.registry, logger)
 	s.requests = csr.NewMetrics(s.registry)
 	service, err := csr.NewService(csr.Config{
 		Domain: settings.domain, Issuer: s.authority.Issuer, Profile: settings.profile, Clusters: byName, Admission: settings.admission,
 		Log: s.log, Sampler: s.sampler, Logger: logger, Metrics: s.requests,
+		Revocations: s.desk.Revoked, Agents: s.desk.Agents(), Checkpoints: s.desk.Checkpoints,
 	})
 	if err != nil {
 		return nil, err
@@ -183,6 +193,13 @@ func (s *Server) own() *trust.Identity {
 	return id
 }
 
+func (s *Server) ownSerial() string {
+	if own := s.own(); own != nil {
+		return own.Serial()
+	}
+	return ""
+}
+
 // expiries returns the end of each certificate that the server's work depends on.
 func (s *Server) expiries() map[string]time.Time {
 	out := s.authority.Expiries()
@@ -226,7 +243,7 @@ func (s *Server) Listen() (listen, metrics net.Addr, err error) {
 	if s.metrics, err = net.Listen("tcp", s.settings.Metrics); err != nil {
 		return nil, nil, s.settings.wrong(fmt.Errorf("metrics: %w", err))
 	}
-	if s.admin, err = listenAdmin(s.settings.adminSocket()); err != nil {
+	if s.admin, err = adminsocket.Listen(s.settings.AdminSocket()); err != nil {
 		return nil, nil, err
 	}
 	return s.listener.Addr(), s.metrics.Addr(), nil
@@ -243,6 +260,7 @@ func (s *Server) Run(ctx context.Context, started func()) error {
 	if s.issuance != nil {
 		g.Go(func() error { return s.issuance.Run(ctx) })
 	}
+	g.Go(func() error { return s.desk.Run(ctx) })
 	g.Go(func() error {
 		s.parent.Wait(ctx, s.authority)
 		return s.keeper.Run(ctx)
@@ -252,7 +270,7 @@ func (s *Server) Run(ctx context.Context, started func()) error {
 	}
 	g.Go(func() error { return process.HTTP{Metrics: s.registry, Ready: s.ready}.Run(ctx, s.metrics) })
 	g.Go(func() error {
-		return serveAdmin(ctx, s.admin, adminService{authority: s.authority, log: s.log, report: s.report})
+		return adminsocket.Serve(ctx, s.admin, adminService{Desk: *s.desk, authority: s.authority, log: s.log, report: s.report})
 	})
 	g.Go(func() error { return s.reopenLog(ctx) })
 	go s.retryLog(ctx) // not waited for: a write to a disk that hangs does not end

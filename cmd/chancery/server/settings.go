@@ -83,8 +83,8 @@ func (s *Settings) explainStore(err error) error {
 // rootsFile is where `authority init` writes the roots, for agents: beside the state.
 func (s *Settings) rootsFile() string { return s.beside("roots.pem") }
 
-// adminSocket lies beside the state (decision D14).
-func (s *Settings) adminSocket() string { return s.beside("admin.sock") }
+// AdminSocket is where the server answers admins. It lies beside the state (decision D14).
+func (s *Settings) AdminSocket() string { return s.beside("admin.sock") }
 
 func (s *Settings) beside(name string) string {
 	return filepath.Join(filepath.Dir(s.State.SQLite), name)

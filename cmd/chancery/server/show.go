@@ -18,7 +18,7 @@ import (
 func show(ctx context.Context, s *Settings, format string, out io.Writer) error {
 	resp, err := readAuthorities(ctx, s)
 	if errors.Is(err, store.ErrLocked) {
-		resp, err = askAdmin(ctx, s.adminSocket())
+		resp, err = askAdmin(ctx, s.AdminSocket())
 	}
 	if err != nil {
 		return s.explainStore(err)

@@ -13,6 +13,7 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spiffe/go-spiffe/v2/workloadapi"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -39,7 +40,7 @@ func Command(usual ...string) *cobra.Command {
 	for _, sub := range []*cobra.Command{fetch, watch} {
 		sub.Flags().StringVar(&f.socket, "socket", "", "the agent's socket; default $SPIFFE_ENDPOINT_SOCKET, else the first that answers of "+strings.Join(usual, ", "))
 		sub.Flags().StringVarP(&f.format, "output", "o", "text", "text, json (watch: one object a line) or pem (with the private key)")
-		sub.Flags().StringVar(&f.write, "write", "", "also write svid.pem, svid_key.pem and bundle.pem into this folder, as a set, mode 0600")
+		sub.Flags().StringVar(&f.write, "write", "", "also write svid.pem, svid_key.pem, bundle.pem and crl.pem (empty if there are no CRLs) into this folder, as a set, mode 0600")
 		cmd.AddCommand(sub)
 	}
 	return cmd
@@ -48,6 +49,8 @@ func Command(usual ...string) *cobra.Command {
 type flags struct {
 	usual                 []string
 	socket, format, write string
+
+	crls crls // of the answer that is shown
 }
 
 // check looks at the flags before anything is fetched.
@@ -111,7 +114,7 @@ func (f *flags) connect(ctx context.Context) (*workloadapi.Client, string, error
 	if err != nil {
 		return nil, "", err
 	}
-	client, err := workloadapi.New(ctx, workloadapi.WithAddr(addr))
+	client, err := workloadapi.New(ctx, workloadapi.WithAddr(addr), workloadapi.WithDialOptions(grpc.WithStreamInterceptor(f.crls.intercept)))
 	if err != nil {
 		return nil, "", fmt.Errorf("%s: %q is no address of an agent, such as unix:///run/chancery/agent.sock: %w", from, addr, err)
 	}

@@ -2,6 +2,7 @@ package svid
 
 import (
 	"bytes"
+	"crypto/x509"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -23,38 +24,52 @@ type svidJSON struct {
 	Hint      string    `json:"hint"`
 }
 
+// crlJSON is one CRL in JSON.
+type crlJSON struct {
+	Issuer     string    `json:"issuer"`
+	Number     string    `json:"number"`
+	ThisUpdate time.Time `json:"thisUpdate"`
+	NextUpdate time.Time `json:"nextUpdate"`
+	Revoked    []string  `json:"revoked"` // serials, hex
+}
+
 // svidsJSON is the whole answer in JSON; bundles hold PEM certificates by trust domain.
 type svidsJSON struct {
 	SVIDs   []svidJSON          `json:"svids"`
 	Bundles map[string][]string `json:"bundles"`
+	CRLs    []crlJSON           `json:"crls"`
 }
 
 // show writes and prints one answer; again means that more follow.
 func (f *flags) show(out io.Writer, c *workloadapi.X509Context, again bool) error {
+	lists, err := f.crls.parse()
+	if err != nil {
+		return err
+	}
 	if f.write != "" {
-		if err := writeSVID(f.write, c); err != nil {
+		if err := writeSVID(f.write, c, f.crls.pem()); err != nil {
 			return fmt.Errorf("--write %s: %w", f.write, err)
 		}
 	}
 	var text bytes.Buffer // written at once, so that what cannot be written is an error
 	switch {
 	case f.format == "json" && again:
-		return json.NewEncoder(out).Encode(toJSON(c))
+		return json.NewEncoder(out).Encode(toJSON(c, lists))
 	case f.format == "json":
-		return process.WriteJSON(out, toJSON(c))
+		return process.WriteJSON(out, toJSON(c, lists))
 	case f.format == "pem":
 		if err := showPEM(&text, c); err != nil {
 			return err
 		}
 	default:
-		showText(&text, c)
+		showText(&text, c, lists)
 	}
-	_, err := out.Write(text.Bytes())
+	_, err = out.Write(text.Bytes())
 	return err
 }
 
-func toJSON(c *workloadapi.X509Context) svidsJSON {
-	j := svidsJSON{SVIDs: []svidJSON{}, Bundles: map[string][]string{}}
+func toJSON(c *workloadapi.X509Context, crls []*x509.RevocationList) svidsJSON {
+	j := svidsJSON{SVIDs: []svidJSON{}, Bundles: map[string][]string{}, CRLs: []crlJSON{}}
 	for _, s := range c.SVIDs {
 		leaf := s.Certificates[0]
 		j.SVIDs = append(j.SVIDs, svidJSON{
@@ -68,10 +83,17 @@ func toJSON(c *workloadapi.X509Context) svidsJSON {
 		}
 		j.Bundles[b.TrustDomain().Name()] = certs
 	}
+	for _, l := range crls {
+		list := crlJSON{l.Issuer.String(), fmt.Sprint(l.Number), l.ThisUpdate.UTC(), l.NextUpdate.UTC(), []string{}}
+		for _, e := range l.RevokedCertificateEntries {
+			list.Revoked = append(list.Revoked, fmt.Sprintf("%x", e.SerialNumber))
+		}
+		j.CRLs = append(j.CRLs, list)
+	}
 	return j
 }
 
-func showText(out io.Writer, c *workloadapi.X509Context) {
+func showText(out io.Writer, c *workloadapi.X509Context, crls []*x509.RevocationList) {
 	for _, s := range c.SVIDs {
 		leaf := s.Certificates[0]
 		fmt.Fprintf(out, "%s\n  serial %x\n  valid  %s to %s (%s left)\n  issuer %s\n", s.ID, leaf.SerialNumber,
@@ -82,6 +104,9 @@ func showText(out io.Writer, c *workloadapi.X509Context) {
 		for _, r := range b.X509Authorities() {
 			fmt.Fprintf(out, "trusts %s by %s until %s\n", b.TrustDomain().Name(), process.Printable(r.Subject.String()), r.NotAfter.UTC().Format(time.RFC3339))
 		}
+	}
+	for _, l := range crls {
+		fmt.Fprintf(out, "CRL %s of %s revokes %d, until %s\n", l.Number, process.Printable(l.Issuer.String()), len(l.RevokedCertificateEntries), l.NextUpdate.UTC().Format(time.RFC3339))
 	}
 }
 

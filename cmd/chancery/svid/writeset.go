@@ -22,8 +22,8 @@ const (
 	setPrefix = "..set-" // of the folders that hold sets
 )
 
-// writeSVID writes the default SVID as files.
-func writeSVID(dir string, c *workloadapi.X509Context) error {
+// writeSVID writes the default SVID as files, with CRLs.
+func writeSVID(dir string, c *workloadapi.X509Context, crl []byte) error {
 	s := c.DefaultSVID()
 	key, err := trust.EncodeKey(s.PrivateKey)
 	if err != nil {
@@ -33,7 +33,9 @@ func writeSVID(dir string, c *workloadapi.X509Context) error {
 	if err != nil {
 		return err
 	}
-	return writeSet(dir, map[string][]byte{"svid.pem": trust.EncodeCertificates(s.Certificates...), "svid_key.pem": key, "bundle.pem": roots})
+	return writeSet(dir, map[string][]byte{
+		"svid.pem": trust.EncodeCertificates(s.Certificates...), "svid_key.pem": key, "bundle.pem": roots, "crl.pem": crl,
+	})
 }
 
 // writeSet replaces a set of files at one stroke, as kubelet does: the files lie in a folder of their own, to which the

@@ -1,4 +1,10 @@
-package authority
+// Package document owns the authority document: what it holds, how it is authenticated and sealed, and the changes that it
+// goes through, each as a function of the document before.
+//
+// It refuses documents that another sealing key wrote, that were changed, that come from another place in the store's
+// history, and fields that it does not know: an older binary must not pass over what a newer one has written. It stores
+// nothing and signs nothing: that is package authority.
+package document
 
 import (
 	"bytes"
@@ -16,14 +22,12 @@ import (
 
 	"github.com/chancery-project/chancery/ca"
 	"github.com/chancery-project/chancery/ca/keys"
+	"github.com/chancery-project/chancery/ca/store"
 	"github.com/chancery-project/chancery/trust"
 )
 
-// documentFormat is the version of the document's layout; a binary refuses a higher one.
-const documentFormat = 1
-
-// maxDocument bounds what is decoded from a store.
-const maxDocument = 16 << 20
+// Format is the version of the document's layout; a binary refuses a higher one.
+const Format = 1
 
 // Document is the authority document: all that a server must agree on with others and with its own past. It lies in a
 // compare-and-swap store, authenticated and with sealed keys (decision D9), and is keyed by trust domain (D10).
@@ -40,6 +44,8 @@ type DomainState struct {
 	Generation  uint64           `json:"generation"` // of the bundle; grows when its roots change
 	Authorities []Authority      `json:"authorities"`
 	Requested   *RequestedIssuer `json:"requested,omitempty"` // whose certificate a parent elsewhere is to sign
+	Revocations []Revocation     `json:"revocations,omitempty"`
+	CRLNumber   uint64           `json:"crlNumber,omitempty"` // of the last CRLs that somebody set out to sign
 }
 
 // LogState names one replica's log.
@@ -59,6 +65,8 @@ type Authority struct {
 	Key         []byte         `json:"key,omitempty"`    // sealed PKCS#8; empty for keys that lie elsewhere
 	KeyRef      string         `json:"keyRef,omitempty"` // of a key in a key store; see keys.Store
 	Created     time.Time      `json:"created"`
+	Retired     *time.Time     `json:"retired,omitempty"` // when it stopped signing certificates
+	CRL         []byte         `json:"crl,omitempty"`     // its last CRL, where no key to sign another may be at hand
 }
 
 // AuthorityKind tells roots from issuers.
@@ -72,15 +80,15 @@ const (
 	KindRoot   AuthorityKind = "root"
 	KindIssuer AuthorityKind = "issuer"
 
-	StatePrepared AuthorityState = "prepared" // trusted, not signing yet
+	StatePrepared AuthorityState = "prepared" // trusted, signing CRLs only so far
 	StateActive   AuthorityState = "active"   // signs, or, for a root, vouches for the active issuer
 	StateRetiring AuthorityState = "retiring" // trusted until what it signed has ended
 	StateTainted  AuthorityState = "tainted"  // not to be trusted any more
 )
 
-// NewDocument returns a first document with a log ID for this server and no authority.
-func NewDocument() *Document {
-	return &Document{Format: documentFormat, Version: 1, Domains: map[string]*DomainState{}, Logs: []LogState{{ID: NewLogID()}}}
+// New returns a first document with a log ID for this server and no authority.
+func New() *Document {
+	return &Document{Format: Format, Version: 1, Domains: map[string]*DomainState{}, Logs: []LogState{{ID: NewLogID()}}}
 }
 
 // NewLogID returns a log ID at random.
@@ -103,12 +111,22 @@ type Key struct {
 // Add puts an authority into the document: its certificate, followed by those between it and its root, if any. Adding a
 // root raises the domain's generation.
 func (d *Document) Add(td trust.Domain, kind AuthorityKind, key Key, s *keys.Sealer, cert *x509.Certificate, chain ...*x509.Certificate) error {
-	state := d.domain(td)
+	return d.add(td, kind, StateActive, key, s, cert, chain...)
+}
+
+// Prepare adds an issuer that signs no certificate yet.
+func (d *Document) Prepare(td trust.Domain, key Key, s *keys.Sealer, cert *x509.Certificate, chain ...*x509.Certificate) error {
+	d.DropPrepared(td)
+	return d.add(td, KindIssuer, StatePrepared, key, s, cert, chain...)
+}
+
+func (d *Document) add(td trust.Domain, kind AuthorityKind, as AuthorityState, key Key, s *keys.Sealer, cert *x509.Certificate, chain ...*x509.Certificate) error {
+	state := d.State(td)
 	if kind == KindRoot {
 		state.Generation++
 	}
 	a := Authority{
-		ID: hex.EncodeToString(cert.SubjectKeyId), Kind: kind, State: StateActive, Generation: state.Generation, KeyRef: key.Ref,
+		ID: hex.EncodeToString(cert.SubjectKeyId), Kind: kind, State: as, Generation: state.Generation, KeyRef: key.Ref,
 		Certificate: string(trust.EncodeCertificates(cert)), Chain: string(trust.EncodeCertificates(chain...)),
 		Created: time.Now().UTC().Truncate(time.Second),
 	}
@@ -123,7 +141,8 @@ func (d *Document) Add(td trust.Domain, kind AuthorityKind, key Key, s *keys.Sea
 	return nil
 }
 
-func (d *Document) domain(td trust.Domain) *DomainState {
+// State returns what the document has of a trust domain; if it has nothing yet, a place for it.
+func (d *Document) State(td trust.Domain) *DomainState {
 	state := d.Domains[td.String()]
 	if state == nil {
 		state = &DomainState{}
@@ -174,8 +193,8 @@ func (a *Authority) Certificates() ([]*x509.Certificate, error) {
 	return append([]*x509.Certificate{cert}, chain...), nil
 }
 
-// hasKey reports whether the document or a key store has the authority's key.
-func (a *Authority) hasKey() bool { return len(a.Key) > 0 || a.KeyRef != "" }
+// HasKey reports whether the document or a key store has the authority's key.
+func (a *Authority) HasKey() bool { return len(a.Key) > 0 || a.KeyRef != "" }
 
 // OpenKey returns a signer with the authority's private key: unsealed, or from the key store.
 func (a *Authority) OpenKey(ctx context.Context, td trust.Domain, s *keys.Sealer, store keys.Store) (crypto.Signer, error) {
@@ -223,33 +242,8 @@ func (d *Document) Active(td trust.Domain, kind AuthorityKind) (*Authority, erro
 	return nil, fmt.Errorf("the authority document has no active %s for trust domain %s", kind, td)
 }
 
-// ReplaceIssuer makes cert the active issuer. The former one retires: nothing is signed with it any more, and what it
-// signed stays valid, since each leaf is sent with its issuer. Its sealed key is dropped.
-func (d *Document) ReplaceIssuer(td trust.Domain, key Key, s *keys.Sealer, cert *x509.Certificate, chain ...*x509.Certificate) error {
-	old, err := d.Active(td, KindIssuer)
-	if err != nil {
-		return err
-	}
-	old.State, old.Key = StateRetiring, nil
-	d.dropEndedIssuers(td, time.Now())
-	return d.Add(td, KindIssuer, key, s, cert, chain...)
-}
-
-// dropEndedIssuers forgets retired issuers whose certificates have ended, so that the document does not grow for ever.
-func (d *Document) dropEndedIssuers(td trust.Domain, now time.Time) {
-	state := d.Domains[td.String()]
-	kept := state.Authorities[:0]
-	for _, a := range state.Authorities {
-		if cert, err := a.X509(); a.Kind == KindIssuer && a.State == StateRetiring && err == nil && now.After(cert.NotAfter) {
-			continue
-		}
-		kept = append(kept, a)
-	}
-	state.Authorities = kept
-}
-
-// keyRefs returns the references of all keys that the document needs.
-func (d *Document) keyRefs() map[string]bool {
+// KeyRefs returns the references of all keys that the document needs.
+func (d *Document) KeyRefs() map[string]bool {
 	refs := map[string]bool{}
 	for _, state := range d.Domains {
 		for _, a := range state.Authorities {
@@ -286,10 +280,10 @@ func (d *Document) Encode(s *keys.Sealer) ([]byte, error) {
 	return json.Marshal(envelope{raw, s.MAC(raw)})
 }
 
-// DecodeDocument reads and authenticates a document that a store holds as the given version.
-func DecodeDocument(data []byte, version uint64, s *keys.Sealer) (*Document, error) {
-	if len(data) > maxDocument {
-		return nil, fmt.Errorf("authority document has %d bytes; at most %d are read", len(data), maxDocument)
+// Decode reads and authenticates a document that a store holds as the given version.
+func Decode(data []byte, version uint64, s *keys.Sealer) (*Document, error) {
+	if len(data) > store.MaxDocument {
+		return nil, fmt.Errorf("authority document has %d bytes; at most %d are read", len(data), store.MaxDocument)
 	}
 	var e envelope
 	if err := strictJSON(data, &e); err != nil {
@@ -302,8 +296,8 @@ func DecodeDocument(data []byte, version uint64, s *keys.Sealer) (*Document, err
 	if err := json.Unmarshal(e.Document, &format); err != nil {
 		return nil, fmt.Errorf("authority document: %w", err)
 	}
-	if format.Format > documentFormat {
-		return nil, fmt.Errorf("authority document has format %d; this binary knows up to %d: use a newer one", format.Format, documentFormat)
+	if format.Format > Format {
+		return nil, fmt.Errorf("authority document has format %d; this binary knows up to %d: use a newer one", format.Format, Format)
 	}
 	d := new(Document)
 	if err := strictJSON(e.Document, d); err != nil {
@@ -314,6 +308,11 @@ func DecodeDocument(data []byte, version uint64, s *keys.Sealer) (*Document, err
 	}
 	if len(d.Logs) == 0 {
 		return nil, errors.New("authority document lists no log")
+	}
+	for name, state := range d.Domains {
+		if state == nil {
+			return nil, fmt.Errorf("authority document has null for trust domain %.80q", name)
+		}
 	}
 	return d, nil
 }
@@ -342,5 +341,59 @@ func strictJSON(data []byte, v any) error {
 	if dec.More() {
 		return errors.New("there is more than one JSON value")
 	}
+	return nil
+}
+
+// CheckLog holds the log that a server writes to the one that the document lists: a log that is lost, or that another
+// one was put in place of, must not pass for the whole history.
+func (d *Document) CheckLog(have LogState) error {
+	listed := d.Logs[0]
+	switch {
+	case listed.Key == have.Key && (have.Key == "" || have.ID == listed.ID):
+		return nil
+	case have.Key == "":
+		return fmt.Errorf("the authority document lists the issuance log %s: set issuanceLog in the config to its folder; what is issued would be missing from it", listed.Key)
+	case listed.Key == "":
+		return errors.New("the authority document lists no issuance log yet: run `chancery authority init -c FILE` once")
+	}
+	return fmt.Errorf("the issuance log is %s, and the authority document lists %s: put the folder of that one back", have.Key, listed.Key)
+}
+
+// RequestedIssuer is an issuer that has a key and no certificate yet.
+type RequestedIssuer struct {
+	ID      string    `json:"id"`               // of the key
+	Key     []byte    `json:"key,omitempty"`    // sealed PKCS#8
+	KeyRef  string    `json:"keyRef,omitempty"` // or where it lies in a key store
+	Created time.Time `json:"created"`
+}
+
+func (r *RequestedIssuer) sealContext(td trust.Domain) string {
+	return fmt.Sprintf("key %s of the requested issuer of %s", r.ID, td)
+}
+
+// Open returns the key, as Add takes it.
+func (r *RequestedIssuer) Open(ctx context.Context, td trust.Domain, s *keys.Sealer, store keys.Store) (Key, error) {
+	var signer crypto.Signer
+	var err error
+	switch {
+	case r.KeyRef == "":
+		signer, err = unseal(r.Key, r.sealContext(td), s)
+	case store == nil:
+		err = fmt.Errorf("the key of the requested issuer lies in a key store, as %s; set `keys` in the config to that store", r.KeyRef)
+	default:
+		signer, err = store.Open(ctx, r.KeyRef)
+	}
+	return Key{signer, r.KeyRef}, err
+}
+
+// Request notes that an issuer with this key was requested. Its ID is id.
+func (d *Document) Request(td trust.Domain, id string, key Key, s *keys.Sealer) (err error) {
+	r := &RequestedIssuer{ID: id, KeyRef: key.Ref, Created: time.Now().UTC().Truncate(time.Second)}
+	if key.Ref == "" {
+		if r.Key, err = seal(key.Signer, r.sealContext(td), s); err != nil {
+			return err
+		}
+	}
+	d.State(td).Requested = r
 	return nil
 }

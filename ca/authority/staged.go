@@ -1,0 +1,188 @@
+package authority
+
+import (
+	"bytes"
+	"context"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/chancery-project/chancery/ca"
+	"github.com/chancery-project/chancery/ca/document"
+)
+
+// This file puts a new issuer into use in two steps, and opens issuers for their CRLs. A verifier that has CRLs refuses
+// every leaf of an issuer whose CRL it lacks (decision D22): so the CRL of a new issuer is out before its first leaf.
+
+// maxTTL is the longest life of a leaf.
+func (c Config) maxTTL() time.Duration {
+	longest := ca.DefaultMaxTTL
+	for _, p := range c.Profiles {
+		longest = max(longest, p.MaxTTL())
+	}
+	return longest
+}
+
+// due reports whether a prepared issuer should sign: once nobody can have a valid leaf who was last seen before it was
+// prepared, and so may lack its CRL; sooner if the one in use has not that long.
+func (a *Keeper) due(next *Authority, using *ca.Issuer, now time.Time) bool {
+	cert := using.Chain()[0]
+	lead := min(a.config.maxTTL(), cert.NotAfter.Sub(cert.NotBefore)/6)
+	return now.Sub(next.Created) >= lead || using.NotAfter().Sub(now) < lead
+}
+
+// prepare makes the next issuer under the active root. Roots being all that verifiers know, nobody needs to learn of it
+// but by its CRL: each leaf is sent with its issuer.
+func (a *Keeper) prepare(ctx context.Context) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	c := a.config
+	cert, key, err := c.newIssuer(ctx, a.doc)
+	if err != nil {
+		return fmt.Errorf("preparing issuer: %w", err)
+	}
+	next, err := a.doc.Next(a.data)
+	if err != nil {
+		return err
+	}
+	if err := next.Prepare(c.Domain, key, c.Sealer, cert); err != nil {
+		return err
+	}
+	use, err := c.open(ctx, next, next.Prepared(c.Domain))
+	if err != nil {
+		return err
+	}
+	if err := a.check(use.issuer); err != nil {
+		return err
+	}
+	if err := a.store(ctx, next); err != nil {
+		return err
+	}
+	a.config.Logger.Info("next issuer prepared; it signs once its CRL is everywhere", "issuer", use.issuer.SKI(), "not_after", use.issuer.NotAfter().UTC())
+	return nil
+}
+
+// activate puts a prepared issuer to use. A crash before the store leaves it prepared; after, the next start uses it.
+func (a *Keeper) activate(ctx context.Context, id string) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	c := a.config
+	next, err := a.doc.Next(a.data)
+	if err != nil {
+		return err
+	}
+	if err := next.Promote(c.Domain, id); err != nil {
+		return err
+	}
+	use, err := c.issuerIn(ctx, next)
+	if err != nil {
+		return err
+	}
+	if err := a.check(use.issuer); err != nil {
+		return err
+	}
+	if err := a.store(ctx, next); err != nil {
+		return err
+	}
+	a.swap(use)
+	return nil
+}
+
+// Announce sets what is called while an issuer waits that an admin wants to be used: it should return once the CRLs of
+// all CRLSigners are out. It is called before Run.
+func (a *Keeper) Announce(f func(context.Context)) { a.announce = f }
+
+// Changed is signalled after each change of the document.
+func (a *Keeper) Changed() <-chan struct{} { return a.changed }
+
+// CRLSigner is an issuer that may have live leaves, or will have.
+type CRLSigner struct {
+	ID       string
+	Chain    []*x509.Certificate // its own, and those between it and the root
+	Issuer   *ca.Issuer          // nil if it cannot sign a CRL; Why says why
+	Why      error
+	CRL      []byte // its last one, where one is kept
+	KeepCRL  bool   // its key lies outside: the last CRL should be kept
+	MaxTTL   time.Duration
+	NotAfter time.Time // of its certificate
+}
+
+// CRLSigners returns the issuers whose CRLs verifiers need, one for each name and key.
+func (a *Keeper) CRLSigners(ctx context.Context) ([]CRLSigner, error) {
+	doc, c := a.snapshot.Load(), a.config
+	state := doc.Domains[c.Domain.String()]
+	if state == nil {
+		return nil, fmt.Errorf("the authority document has nothing for trust domain %s", c.Domain)
+	}
+	var out []CRLSigner
+	now := time.Now()
+	for _, want := range []document.AuthorityState{StateActive, StatePrepared, StateRetiring} {
+		for i := range state.Authorities {
+			x := &state.Authorities[i]
+			if x.Kind != KindIssuer || x.State != want {
+				continue
+			}
+			chain, err := x.Certificates()
+			if err != nil {
+				return nil, err
+			}
+			live := ca.LeafTTLLimit // whatever the profile was
+			if !x.HasKey() {        // no longer than needed: one that cannot sign ends the CRLs of all
+				live = c.maxTTL() + time.Minute
+			}
+			if now.After(chain[0].NotAfter) || now.After(lastSigned(state, x).Add(live)) || signsAlready(out, chain[0]) {
+				continue
+			}
+			s := CRLSigner{ID: x.ID, Chain: chain, CRL: x.CRL, KeepCRL: !x.HasKey(), MaxTTL: c.maxTTL(), NotAfter: chain[0].NotAfter}
+			s.Issuer, s.Why = a.crlIssuer(ctx, doc, x, chain[0])
+			out = append(out, s)
+		}
+	}
+	return out, nil
+}
+
+// lastSigned returns a time after which an issuer has signed no leaf; the future for one that may sign still. Versions that
+// did not note it retired an issuer as they made the next.
+func lastSigned(state *document.DomainState, x *Authority) time.Time {
+	switch {
+	case x.State != StateRetiring:
+		return time.Now()
+	case x.Retired != nil:
+		return *x.Retired
+	}
+	for i := range state.Authorities {
+		if next := &state.Authorities[i]; next.Kind == KindIssuer && next.State != StatePrepared && next.Created.After(x.Created) {
+			return next.Created // they are in the order in which they were made
+		}
+	}
+	return time.Now()
+}
+
+func signsAlready(all []CRLSigner, cert *x509.Certificate) bool {
+	for _, s := range all {
+		if bytes.Equal(s.Chain[0].RawSubject, cert.RawSubject) && bytes.Equal(s.Chain[0].SubjectKeyId, cert.SubjectKeyId) {
+			return true
+		}
+	}
+	return false
+}
+
+// crlIssuer opens an issuer once.
+func (a *Keeper) crlIssuer(ctx context.Context, doc *Document, x *Authority, cert *x509.Certificate) (*ca.Issuer, error) {
+	if cert.KeyUsage&x509.KeyUsageCRLSign == 0 {
+		return nil, errors.New("its certificate's key usage lacks cRLSign, so no verifier takes a CRL of it")
+	}
+	if i, ok := a.held.Load(x.ID); ok {
+		return i.(*ca.Issuer), nil
+	}
+	if !x.HasKey() {
+		return nil, errors.New("its key is not here any more")
+	}
+	use, err := a.config.open(ctx, doc, x)
+	if err != nil {
+		return nil, err
+	}
+	a.held.Store(x.ID, use.issuer)
+	return use.issuer, nil
+}

@@ -1,0 +1,120 @@
+package authority
+
+import (
+	"testing"
+	"time"
+
+	"github.com/chancery-project/chancery/ca/document"
+)
+
+// TestD22IssuerIsPreparedBeforeItSigns: at half of an issuer's life its successor is made; it signs once everybody who has
+// a valid leaf can have its CRL, or sooner where there is no time left.
+func TestD22IssuerIsPreparedBeforeItSigns(t *testing.T) {
+	c := setup(t, t.TempDir())
+	if _, err := Init(t.Context(), c, "test"); err != nil {
+		t.Fatal(err)
+	}
+	k := open(t, c)
+	first := k.issuer.Load()
+	begin := first.Chain()[0].NotBefore
+	const day = 24 * time.Hour
+	at := func(since time.Duration, want document.AuthorityState, signers int) {
+		t.Helper()
+		k.mindIssuer(t.Context(), begin.Add(since))
+		next := k.Document().Prepared(c.Domain)
+		switch {
+		case want == "" && next != nil, want == StatePrepared && next == nil:
+			t.Errorf("after %s the document has the prepared issuer %+v", since, next)
+		case want == StateActive && (next != nil || k.issuer.Load().SKI() == first.SKI()):
+			t.Errorf("after %s the old issuer signs", since)
+		case want != StateActive && k.issuer.Load() != first:
+			t.Errorf("after %s another issuer signs", since)
+		}
+		all, err := k.CRLSigners(t.Context())
+		if err != nil || len(all) != signers {
+			t.Errorf("after %s there are %d CRL signers (%v), want %d", since, len(all), err, signers)
+		}
+		for _, s := range all {
+			if s.Issuer == nil {
+				t.Errorf("after %s issuer %s signs no CRL: %v", since, s.ID, s.Why)
+			}
+		}
+	}
+	at(3*day, "", 1)
+	at(4*day, StatePrepared, 2)
+	prepared := k.Document().Prepared(c.Domain).ID
+	at(2*time.Minute, StatePrepared, 2) // it was created now, whatever mindIssuer was told
+	if again := k.Document().Prepared(c.Domain).ID; again != prepared {
+		t.Error("another one was prepared")
+	}
+	k = open(t, c) // a restart in between
+	first = k.issuer.Load()
+	if k.due(k.Document().Prepared(c.Domain), first, time.Now().Add(23*time.Hour)) || !k.due(k.Document().Prepared(c.Domain), first, time.Now().Add(25*time.Hour)) {
+		t.Error("it should sign a day after it was prepared, which is the longest life of a leaf")
+	}
+	at(6*day+12*time.Hour, StateActive, 2)
+	if k.issuer.Load().SKI() != prepared {
+		t.Error("it is not the one that was prepared")
+	}
+	if again := open(t, c); again.issuer.Load().SKI() != prepared {
+		t.Error("after a restart another issuer is in use")
+	}
+}
+
+// TestNextCRLNumberNeverGoesBack, whoever asks.
+func TestNextCRLNumberNeverGoesBack(t *testing.T) {
+	c := setup(t, t.TempDir())
+	if _, err := Init(t.Context(), c, "test"); err != nil {
+		t.Fatal(err)
+	}
+	var last uint64
+	for range 3 {
+		k := open(t, c)
+		for range 2 {
+			n, err := k.NextCRLNumber(t.Context())
+			if err != nil || n <= last {
+				t.Fatalf("%d follows %d (%v)", n, last, err)
+			}
+			last = n
+		}
+	}
+}
+
+// TestIssuerRetiredByAnOlderVersion has no key for a CRL; it needs one only until its leaves have ended.
+func TestIssuerRetiredByAnOlderVersion(t *testing.T) {
+	c := setup(t, t.TempDir())
+	if _, err := Init(t.Context(), c, "test"); err != nil {
+		t.Fatal(err)
+	}
+	k := open(t, c)
+	if err := k.renew(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for _, tc := range []struct {
+		renewed time.Duration // ago
+		signers int
+	}{{time.Hour, 2}, {25 * time.Hour, 1}} {
+		next, err := k.Document().Next(k.data)
+		if err != nil {
+			t.Fatal(err)
+		}
+		as := next.Domains["cluster.local"].Authorities
+		for i := range as {
+			switch {
+			case as[i].State == StateRetiring:
+				as[i].Retired, as[i].Key, as[i].Created = nil, nil, time.Now().Add(-50*time.Hour)
+			case as[i].Kind == KindIssuer:
+				as[i].Created = time.Now().Add(-tc.renewed)
+			}
+		}
+		k.held.Clear()
+		k.snapshot.Store(next)
+		all, err := k.CRLSigners(t.Context())
+		if err != nil || len(all) != tc.signers {
+			t.Fatalf("renewed %s ago: %d signers, %v; want %d", tc.renewed, len(all), err, tc.signers)
+		}
+		if len(all) > 1 && (all[1].Issuer != nil || all[1].Why == nil) {
+			t.Errorf("it has no key, and signs: %+v", all[1])
+		}
+	}
+}

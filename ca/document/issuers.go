@@ -1,0 +1,94 @@
+package document
+
+import (
+	"crypto/x509"
+	"fmt"
+	"time"
+
+	"github.com/chancery-project/chancery/ca"
+	"github.com/chancery-project/chancery/ca/keys"
+	"github.com/chancery-project/chancery/trust"
+)
+
+// This file is about one issuer following another.
+
+// ReplaceIssuer makes cert the active issuer. The former one retires: no certificate is signed with it any more, and what
+// it signed stays valid, since each leaf is sent with its issuer. Its key stays for its CRLs until its leaves have ended.
+func (d *Document) ReplaceIssuer(td trust.Domain, key Key, s *keys.Sealer, cert *x509.Certificate, chain ...*x509.Certificate) error {
+	if err := d.retire(td); err != nil {
+		return err
+	}
+	return d.Add(td, KindIssuer, key, s, cert, chain...)
+}
+
+// retire retires the active issuer.
+func (d *Document) retire(td trust.Domain) error {
+	old, err := d.Active(td, KindIssuer)
+	if err != nil {
+		return err
+	}
+	now := time.Now().UTC().Truncate(time.Second)
+	old.State, old.Retired = StateRetiring, &now
+	d.DropEndedIssuers(td, now)
+	d.DropPrepared(td)
+	return nil
+}
+
+// DropEndedIssuers forgets retired issuers whose certificates have ended, so that the document does not grow for ever, and
+// the keys of those whose last leaf has ended, whatever profile it had.
+func (d *Document) DropEndedIssuers(td trust.Domain, now time.Time) {
+	state := d.Domains[td.String()]
+	kept := state.Authorities[:0]
+	for _, a := range state.Authorities {
+		if cert, err := a.X509(); a.Kind == KindIssuer && a.State == StateRetiring && err == nil {
+			if now.After(cert.NotAfter) {
+				continue
+			}
+			if a.Retired != nil && now.After(a.Retired.Add(ca.LeafTTLLimit)) {
+				a.Key, a.KeyRef, a.CRL = nil, "", nil
+			}
+		}
+		kept = append(kept, a)
+	}
+	state.Authorities = kept
+}
+
+// Prepared returns the issuer that waits to sign, nil if there is none.
+func (d *Document) Prepared(td trust.Domain) *Authority {
+	if state := d.Domains[td.String()]; state != nil {
+		for i := range state.Authorities {
+			if a := &state.Authorities[i]; a.Kind == KindIssuer && a.State == StatePrepared {
+				return a
+			}
+		}
+	}
+	return nil
+}
+
+// DropPrepared forgets issuers that have never signed a certificate.
+func (d *Document) DropPrepared(td trust.Domain) {
+	state := d.State(td)
+	kept := state.Authorities[:0]
+	for _, a := range state.Authorities {
+		if a.Kind != KindIssuer || a.State != StatePrepared {
+			kept = append(kept, a)
+		}
+	}
+	state.Authorities = kept
+}
+
+// Promote makes a prepared issuer the active one.
+func (d *Document) Promote(td trust.Domain, id string) error {
+	next := d.Prepared(td)
+	if next == nil || next.ID != id {
+		return fmt.Errorf("issuer %s is not prepared any more", id)
+	}
+	up := *next
+	up.State = StateActive
+	if err := d.retire(td); err != nil {
+		return err
+	}
+	state := d.State(td)
+	state.Authorities = append(state.Authorities, up)
+	return nil
+}

@@ -1,0 +1,62 @@
+// Package admin owns how a command names the running server that it speaks to over the admin socket (decision D14).
+//
+// It refuses to guess: the socket is given, or the config file of the server that has it.
+package admin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/chancery-project/chancery/api/chanceryv1"
+	"github.com/chancery-project/chancery/cmd/chancery/server"
+	"github.com/chancery-project/chancery/cmd/chancery/server/adminsocket"
+)
+
+// Flags name a running server.
+type Flags struct {
+	Config string // file of the server's config
+	Socket string
+}
+
+// Add adds -c and --admin to a command.
+func (f *Flags) Add(cmd *cobra.Command) {
+	cmd.Flags().StringVarP(&f.Config, "config", "c", "", "config file of the server (YAML)")
+	f.AddSocket(cmd)
+}
+
+// AddSocket adds --admin to a command that has a -c of its own, which goes into Config.
+func (f *Flags) AddSocket(cmd *cobra.Command) {
+	cmd.Flags().StringVar(&f.Socket, "admin", "", "admin socket of the server: admin.sock in the folder of its state (default: as the config says)")
+}
+
+// Call calls f with a connection to the server, and explains what went wrong.
+func (f *Flags) Call(ctx context.Context, patience time.Duration, do func(context.Context, chanceryv1.AdminClient) error) error {
+	socket := f.Socket
+	if socket == "" {
+		if f.Config == "" {
+			return errors.New("which server? Use -c with its config file, or --admin with its admin socket")
+		}
+		s, err := server.Load(f.Config)
+		if err != nil {
+			return err
+		}
+		socket = s.AdminSocket()
+	}
+	err := adminsocket.With(ctx, socket, patience, do)
+	st, _ := status.FromError(errors.Unwrap(err))
+	switch st.Code() {
+	case codes.Unavailable:
+		return fmt.Errorf("no server answers on the admin socket %s: is it running? (%s)", socket, st.Message())
+	case codes.InvalidArgument, codes.FailedPrecondition, codes.PermissionDenied:
+		return errors.New(st.Message())
+	case codes.Unimplemented:
+		return fmt.Errorf("the server on %s is too old for this: %s", socket, st.Message())
+	}
+	return err
+}

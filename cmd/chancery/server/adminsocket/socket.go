@@ -1,0 +1,75 @@
+// Package adminsocket owns both ends of the admin socket (decision D14): who may open it, who is at the other end, and how a
+// command reaches a server.
+//
+// It refuses everybody but root and the server's own user.
+package adminsocket
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+
+	"github.com/chancery-project/chancery/api/chanceryv1"
+	"github.com/chancery-project/chancery/cmd/chancery/process"
+	"github.com/chancery-project/chancery/sds/socket"
+)
+
+// Listen opens the admin socket, for root and the server's own user (decision D14).
+func Listen(path string) (net.Listener, error) {
+	l, err := socket.Listen(path)
+	if err != nil {
+		return nil, fmt.Errorf("admin socket: %w", err)
+	}
+	// Between Listen and here others could connect; each call checks the peer all the same.
+	if err := os.Chmod(path, 0o600); err != nil {
+		l.Close()
+		return nil, fmt.Errorf("admin socket: %w", err)
+	}
+	return l, nil
+}
+
+// Serve serves the admin API until ctx ends.
+func Serve(ctx context.Context, l net.Listener, admin chanceryv1.AdminServer) error {
+	g := grpc.NewServer(grpc.Creds(socket.Credentials{}), grpc.MaxRecvMsgSize(64<<10))
+	chanceryv1.RegisterAdminServer(g, admin)
+	stop := context.AfterFunc(ctx, g.Stop)
+	defer stop()
+	if err := g.Serve(l); err != nil {
+		return fmt.Errorf("serving admin socket %s: %w", l.Addr(), err)
+	}
+	return nil
+}
+
+// ActorOf names the Unix user at the other end, if it is root or our own.
+func ActorOf(ctx context.Context) (string, error) {
+	p, ok := socket.PeerOf(ctx)
+	if !ok || p.UID != 0 && int(p.UID) != os.Getuid() {
+		return "", status.Error(codes.PermissionDenied, "only root and the server's own user may use the admin socket")
+	}
+	return process.UserName(p.UID), nil
+}
+
+// With calls f with a connection to a running server.
+func With(ctx context.Context, path string, patience time.Duration, f func(context.Context, chanceryv1.AdminClient) error) error {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	conn, err := grpc.NewClient("unix:"+path, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxAnswer)))
+	if err != nil {
+		return fmt.Errorf("connecting to admin socket %s: %w", path, err)
+	}
+	defer conn.Close()
+	if err := f(ctx, chanceryv1.NewAdminClient(conn)); err != nil {
+		return fmt.Errorf("asking the server on admin socket %s: %w", path, err)
+	}
+	return nil
+}
+
+// maxAnswer bounds an answer of the admin API: 200,000 SVIDs that agents serve have 30 MB.
+const maxAnswer = 64 << 20

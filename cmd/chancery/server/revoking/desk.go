@@ -1,0 +1,304 @@
+// Package revoking owns what a server does about revocation towards agents and admins: it carries new CRLs, roots and
+// checkpoints to the agents, and answers the admin calls about revocations and about what agents serve.
+//
+// It refuses to say that something is revoked before it is stored, and to leave out what it does not reach: logs of other
+// replicas, agents that are behind, consumers that do not look at CRLs.
+package revoking
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/chancery-project/chancery/api/chanceryv1"
+	"github.com/chancery-project/chancery/ca/audit"
+	"github.com/chancery-project/chancery/ca/authority"
+	"github.com/chancery-project/chancery/ca/issuelog"
+	"github.com/chancery-project/chancery/ca/revocation"
+	"github.com/chancery-project/chancery/csr/agents"
+	"github.com/chancery-project/chancery/trust"
+)
+
+// Config is what a Desk is made of.
+type Config struct {
+	Domain    trust.Domain
+	Authority *authority.Keeper
+	Issuance  *issuelog.Log // nil without one
+	Log       *audit.Log
+	Clusters  []string                              // names of those that are configured
+	Own       func() string                         // serial of the server's own certificate, hex; empty if it has none
+	ActorOf   func(context.Context) (string, error) // who calls, or a refusal
+	Logger    *slog.Logger
+	Metrics   prometheus.Registerer
+}
+
+// Desk answers.
+type Desk struct {
+	chanceryv1.UnimplementedAdminServer
+	config  Config
+	manager *revocation.Manager
+	hub     *agents.Hub
+}
+
+// announceTime is how long a new issuer that an admin brings waits for agents to have its CRL.
+const announceTime = 10 * time.Second
+
+// Open makes a desk. What the document says is refused from here on.
+func Open(c Config) *Desk {
+	d := &Desk{config: c}
+	d.hub = agents.New(agents.Config{Checkpoints: d.Checkpoints, Metrics: c.Metrics})
+	d.manager = revocation.New(revocation.Config{
+		Domain: c.Domain, Authority: c.Authority, Issuance: c.Issuance, Logger: c.Logger, Metrics: c.Metrics, Publish: d.publish,
+	})
+	c.Authority.Announce(d.announce)
+	return d
+}
+
+// Revoked returns what is revoked now.
+func (d Desk) Revoked() *revocation.Set { return d.manager.Set() }
+
+// Agents returns who serves Sync.
+func (d Desk) Agents() *agents.Hub { return d.hub }
+
+// Checkpoints returns the last checkpoint of each log that is known here.
+func (d Desk) Checkpoints() []string {
+	if d.config.Issuance == nil {
+		return nil
+	}
+	return []string{d.config.Issuance.Checkpoint()}
+}
+
+// Run keeps CRLs and agents up to date until ctx ends.
+func (d Desk) Run(ctx context.Context) error {
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return d.manager.Run(ctx) })
+	g.Go(func() error {
+		ticker := time.NewTicker(time.Second)
+		defer ticker.Stop()
+		for {
+			d.hub.PushCheckpoints(time.Now())
+			select {
+			case <-ctx.Done():
+				return nil
+			case <-ticker.C:
+			}
+		}
+	})
+	return g.Wait()
+}
+
+// publish sends a new state to the agents.
+func (d *Desk) publish(l *revocation.Lists) {
+	m := &chanceryv1.SyncUpdate{
+		Bundle: &chanceryv1.Bundle{TrustDomain: l.Bundle.Domain().String(), Generation: l.Bundle.Generation()}, Crls: l.CRLs, Issuers: l.Issuers,
+	}
+	for _, x := range l.Bundle.Roots() {
+		m.Bundle.Roots = append(m.Bundle.Roots, x.Raw)
+	}
+	d.hub.Publish(m)
+}
+
+// announce returns once the agents that are connected have the CRL of an issuer that waits to sign: without it they would
+// refuse its leaves.
+func (d *Desk) announce(ctx context.Context) {
+	if err := d.manager.Refresh(ctx); err != nil {
+		d.config.Logger.Error("the CRL of the new issuer is not out before it signs; verifiers may refuse its first certificates for a moment", "reason", err.Error())
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, announceTime)
+	defer cancel()
+	if all, have := d.hub.Wait(ctx); have < all {
+		d.config.Logger.Warn("not every agent has the CRL of the new issuer before it signs", "agents", all, "acknowledged", have)
+	}
+}
+
+// maxWait bounds how long an answer waits for agents.
+const maxWait = 30 * time.Second
+
+// Revoke implements chancery.v1.Admin.
+func (d Desk) Revoke(ctx context.Context, q *chanceryv1.RevokeRequest) (*chanceryv1.RevokeResponse, error) {
+	actor, err := d.config.ActorOf(ctx)
+	if err != nil {
+		return nil, err
+	}
+	r := authority.Revocation{Time: time.Now(), Actor: actor}
+	if r.Predicate, err = d.predicate(q.GetPredicate()); err != nil {
+		return nil, status.Error(codes.InvalidArgument, err.Error())
+	}
+	var known bool
+	if r.Reason, known = reasons[q.GetReason()]; !known {
+		return nil, status.Errorf(codes.InvalidArgument, "reason %.60q is not known; use one of %s", q.GetReason(), strings.Join(Reasons(), ", "))
+	}
+	if r.Serial != "" && r.Serial == d.config.Own() {
+		return nil, status.Errorf(codes.FailedPrecondition, "serial %s is that of the server's own certificate, without which no agent would talk to it: restart the server, "+
+			"which makes it use another, and revoke it then", r.Serial)
+	}
+	if q.GetDryRun() {
+		if err := d.config.Log.Append(audit.Record{Event: audit.Admin, Actor: actor, Detail: "revoke --dry-run " + r.Predicate.String()}); err != nil {
+			return nil, status.Error(codes.Unavailable, err.Error())
+		}
+	}
+	// Who asked may go away; what was begun is done.
+	result, err := d.manager.Revoke(context.WithoutCancel(ctx), r, q.GetDryRun())
+	if err != nil {
+		return nil, status.Error(codes.FailedPrecondition, err.Error())
+	}
+	resp := &chanceryv1.RevokeResponse{Count: result.Count, Revocation: result.Revocation}
+	for _, c := range result.Certificates {
+		node := c.Node
+		if node != "" {
+			node = c.Cluster + "/" + node
+		}
+		resp.Certificates = append(resp.Certificates, &chanceryv1.RevokedCertificate{
+			Serial: c.Serial, SpiffeId: c.SPIFFEID, Node: node, NotAfter: timestamppb.New(c.NotAfter),
+		})
+	}
+	if result.Delayed != nil {
+		resp.Delayed = result.Delayed.Error()
+	} else if wait := min(q.GetWait().AsDuration(), maxWait); wait > 0 && !q.GetDryRun() {
+		ctx, cancel := context.WithTimeout(ctx, wait)
+		defer cancel()
+		d.hub.Wait(ctx)
+	}
+	all, have := d.hub.Counts()
+	resp.Agents, resp.Acknowledged = uint32(all), uint32(have)
+	resp.MissingLogs, resp.NotEnforcing = d.manager.State().MissingLogs, d.notEnforcing()
+	return resp, nil
+}
+
+// notEnforcing says who does not enforce CRLs (decision D23).
+func (d Desk) notEnforcing() []string {
+	s := d.manager.State()
+	return slices.Concat(s.Off, s.Stale, d.hub.NotEnforcing(time.Now()))
+}
+
+// predicate reads a predicate.
+func (d Desk) predicate(p *chanceryv1.Predicate) (out authority.Predicate, err error) {
+	out = authority.Predicate{Serial: p.GetSerial(), SPIFFEID: p.GetSpiffeId()}
+	if t := p.GetIssuedBefore(); t != nil {
+		if err := t.CheckValid(); err != nil {
+			return out, fmt.Errorf("issued_before: %w", err)
+		}
+		at := t.AsTime()
+		out.IssuedBefore = &at
+	}
+	node := p.GetNode()
+	if node == "" {
+		return out, nil
+	}
+	cluster, name, ok := strings.Cut(node, "/")
+	switch {
+	case !ok && len(d.config.Clusters) == 1:
+		cluster, name = d.config.Clusters[0], node
+	case !ok:
+		return out, fmt.Errorf("node %.80q: several clusters are configured, so name it as CLUSTER/NODE", node)
+	}
+	if !slices.Contains(d.config.Clusters, cluster) {
+		return out, fmt.Errorf("node %.80q: cluster %.80q is not configured here; known are %v", node, cluster, d.config.Clusters)
+	}
+	out.Cluster, out.Node = cluster, name
+	return out, nil
+}
+
+// reasons of RFC 5280 section 5.3.1 that a leaf can have; certificateHold is not offered, since nothing lifts it.
+var reasons = map[string]int{
+	"": 0, "keyCompromise": 1, "affiliationChanged": 3, "superseded": 4, "cessationOfOperation": 5, "privilegeWithdrawn": 9,
+}
+
+// Reasons returns the names of the reasons, by number.
+func Reasons() []string {
+	return []string{"keyCompromise", "affiliationChanged", "superseded", "cessationOfOperation", "privilegeWithdrawn"}
+}
+
+func reasonName(n int) string {
+	for name, x := range reasons {
+		if x == n {
+			return name
+		}
+	}
+	return fmt.Sprint(n)
+}
+
+// Restore implements chancery.v1.Admin.
+func (d Desk) Restore(ctx context.Context, q *chanceryv1.RestoreRequest) (*chanceryv1.RestoreResponse, error) {
+	actor, err := d.config.ActorOf(ctx)
+	if err != nil {
+		return nil, err
+	}
+	id, err := trust.ParseID(q.GetSpiffeId())
+	if err != nil {
+		return nil, status.Error(codes.InvalidArgument, err.Error())
+	}
+	if err := d.manager.Restore(context.WithoutCancel(ctx), actor, id); err != nil {
+		return nil, status.Error(codes.FailedPrecondition, err.Error())
+	}
+	return &chanceryv1.RestoreResponse{}, nil
+}
+
+// ListRevocations implements chancery.v1.Admin.
+func (d Desk) ListRevocations(ctx context.Context, _ *chanceryv1.ListRevocationsRequest) (*chanceryv1.ListRevocationsResponse, error) {
+	if err := d.reading(ctx, "revoke list"); err != nil {
+		return nil, err
+	}
+	select {
+	case <-d.manager.Looked():
+	case <-ctx.Done():
+		return nil, status.FromContextError(ctx.Err()).Err()
+	case <-time.After(maxWait): // a long log, or a key that does not answer: then what is known has to do
+	}
+	s := d.manager.State()
+	all, have := d.hub.Counts()
+	resp := &chanceryv1.ListRevocationsResponse{
+		Agents: uint32(all), Acknowledged: uint32(have), MissingLogs: s.MissingLogs, NotEnforcing: d.notEnforcing(),
+	}
+	if s.Err != nil {
+		resp.Delayed = s.Err.Error()
+	}
+	for i, r := range s.Revocations {
+		one := &chanceryv1.Revocation{
+			Id: r.ID, Reason: reasonName(r.Reason), Time: timestamppb.New(r.Time), Actor: r.Actor, Count: s.Counts[i],
+			Predicate: &chanceryv1.Predicate{Serial: r.Serial, SpiffeId: r.SPIFFEID},
+		}
+		if r.IssuedBefore != nil {
+			one.Predicate.IssuedBefore = timestamppb.New(*r.IssuedBefore)
+		}
+		if r.Node != "" {
+			one.Predicate.Node = r.Cluster + "/" + r.Node
+		}
+		if r.Restored != nil {
+			one.Restored = timestamppb.New(*r.Restored)
+		}
+		resp.Revocations = append(resp.Revocations, one)
+	}
+	return resp, nil
+}
+
+// ListServed implements chancery.v1.Admin.
+func (d Desk) ListServed(ctx context.Context, _ *chanceryv1.ListServedRequest) (*chanceryv1.ListServedResponse, error) {
+	if err := d.reading(ctx, "log audit --against agents"); err != nil {
+		return nil, err
+	}
+	all, omitted := d.hub.Served()
+	return &chanceryv1.ListServedResponse{Agents: all, Omitted: omitted}, nil
+}
+
+// reading notes who looked at something.
+func (d Desk) reading(ctx context.Context, what string) error {
+	actor, err := d.config.ActorOf(ctx)
+	if err != nil {
+		return err
+	}
+	if err := d.config.Log.Append(audit.Record{Event: audit.Admin, Actor: actor, Detail: what}); err != nil {
+		return status.Error(codes.Unavailable, err.Error())
+	}
+	return nil
+}

@@ -1,0 +1,234 @@
+package agents
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/time/rate"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/chancery-project/chancery/api/chanceryv1"
+)
+
+// Caller is who opened a stream.
+type Caller struct {
+	ID     string // as it authenticated
+	Remote string
+	Place  string // what bounds how many streams it may have: its node, pod or address
+}
+
+// How many messages of an agent are read: a second over time, and at once. More wait where they are.
+const (
+	messageRate  = 5
+	messageBurst = 50
+)
+
+// ErrBusy: there are too many streams.
+var ErrBusy = errors.New("too many Sync streams")
+
+// Serve serves one stream until it ends.
+func (h *Hub) Serve(c Caller, g grpc.ServerStream) error {
+	s := &stream{id: c.ID, remote: c.Remote, place: c.ID + " " + c.Place}
+	if err := h.join(s); err != nil {
+		return err
+	}
+	defer h.leave(s)
+	ctx, cancel := context.WithCancelCause(g.Context())
+	defer cancel(nil)
+	go func() { cancel(h.receive(s, g)) }() // ends with the stream, at the latest once this function has returned
+	for {
+		u, changed := h.next(s)
+		if u != nil {
+			m := &chanceryv1.SyncUpdate{
+				Version: u.message.Version, Bundle: u.message.Bundle, Crls: u.message.Crls, Issuers: u.message.Issuers, Checkpoints: h.config.Checkpoints(),
+			}
+			if err := g.SendMsg(m); err != nil {
+				return err
+			}
+			continue
+		}
+		select {
+		case <-ctx.Done():
+			if err := context.Cause(ctx); !errors.Is(err, io.EOF) && !errors.Is(err, context.Canceled) {
+				return err
+			}
+			return nil
+		case <-h.ending:
+			return status.Error(codes.Unavailable, "the server is stopping")
+		case <-changed:
+		}
+	}
+}
+
+func (h *Hub) join(s *stream) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if len(h.streams) >= maxAgents || h.places[s.place] >= maxOfOnePlace {
+		return ErrBusy
+	}
+	h.streams[s] = struct{}{}
+	h.places[s.place]++
+	return nil
+}
+
+func (h *Hub) leave(s *stream) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	delete(h.streams, s)
+	h.kept -= len(s.served)
+	if h.places[s.place]--; h.places[s.place] == 0 {
+		delete(h.places, s.place)
+	}
+}
+
+// next returns the newest update if the stream has not been sent it, and else what is closed when there is a newer one.
+func (h *Hub) next(s *stream) (*update, <-chan struct{}) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.current == nil || s.sent == h.current.message.Version {
+		return nil, h.changed
+	}
+	s.sent = h.current.message.Version
+	return h.current, nil
+}
+
+// receive takes what the agent says until the stream ends.
+func (h *Hub) receive(s *stream, g grpc.ServerStream) error {
+	pace := rate.NewLimiter(messageRate, messageBurst)
+	for {
+		if err := pace.Wait(g.Context()); err != nil {
+			return err
+		}
+		m := new(chanceryv1.SyncRequest)
+		if err := g.RecvMsg(m); err != nil {
+			return err
+		}
+		if err := h.take(s, m); err != nil {
+			return err
+		}
+	}
+}
+
+func (h *Hub) take(s *stream, m *chanceryv1.SyncRequest) error {
+	if n := len(m.GetServed()); n > maxServed {
+		return status.Errorf(codes.InvalidArgument, "%d SVIDs are served; at most %d can be reported", n, maxServed)
+	}
+	for _, x := range m.GetServed() {
+		if len(x.GetSpiffeId()) > 2048 || len(x.GetSerial()) > 20 || len(x.GetCertificateHash()) > 32 {
+			return status.Errorf(codes.InvalidArgument, "an SVID is reported with an ID of %d bytes, a serial of %d, a hash of %d; at most 2048, 20 and 32 are read",
+				len(x.GetSpiffeId()), len(x.GetSerial()), len(x.GetCertificateHash()))
+		}
+	}
+	words := m.GetNotEnforcing()
+	if len(words) > maxWords {
+		words = words[:maxWords]
+	}
+	for i := range words {
+		words[i] = shorten(words[i])
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if _, open := h.streams[s]; !open {
+		return nil
+	}
+	if n := m.GetAcknowledged(); n >= uint64(h.start.UnixMicro()) && n <= s.sent && n > s.acknowledged {
+		s.acknowledged = n
+	}
+	if m.GetRefused() != "" && s.refused == "" && h.gone != nil {
+		h.gone.Inc()
+	}
+	s.refused, s.notEnforcing = shorten(m.GetRefused()), words
+	h.kept -= len(s.served)
+	s.served, s.omitted = m.GetServed(), 0
+	if over := h.kept + len(s.served) - maxKept; over > 0 {
+		over = min(over, len(s.served))
+		s.served, s.omitted = s.served[:len(s.served)-over], uint64(over)
+	}
+	h.kept += len(s.served)
+	return nil
+}
+
+func shorten(s string) string {
+	if len(s) <= maxWord {
+		return s
+	}
+	return strings.ToValidUTF8(s[:maxWord], "") + "..."
+}
+
+// APIs as Issued has them.
+const (
+	Istio  = "istio"
+	Native = "native"
+)
+
+// maxSaid bounds what NotEnforcing says.
+const maxSaid = 100
+
+// NotEnforcing says which consumers do not enforce CRLs, as far as it is known here (decision D23).
+func (h *Hub) NotEnforcing(now time.Time) []string {
+	out, reported := h.behind()
+	var istio, native []string
+	h.issuedMu.Lock()
+	for who, end := range h.issued {
+		switch {
+		case now.After(end):
+			delete(h.issued, who)
+		case who.api == Istio:
+			istio = append(istio, who.id)
+		case !reported[who.id]:
+			native = append(native, who.id)
+		}
+	}
+	h.issuedMu.Unlock()
+	if len(istio) > 0 {
+		out = append(out, some(istio)+" have certificates by the Istio API, whose proxies get no CRL from here")
+	}
+	if len(native) > 0 {
+		out = append(out, some(native)+" have certificates, and no agent that is connected says that it serves them")
+	}
+	if n := len(out); n > maxSaid {
+		out = append(out[:maxSaid], fmt.Sprintf("and %d more", n-maxSaid))
+	}
+	return out
+}
+
+// behind says which agents lack the last update, and what agents say of their consumers; and the IDs that they report.
+func (h *Hub) behind() (out []string, reported map[string]bool) {
+	reported = map[string]bool{}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for s := range h.streams {
+		who := fmt.Sprintf("agent %s at %s", s.id, s.remote)
+		switch {
+		case s.refused != "":
+			out = append(out, who+" refused the last update: "+s.refused)
+		case h.current != nil && s.acknowledged < h.current.content:
+			out = append(out, who+" has not acknowledged the last update yet")
+		}
+		for _, w := range s.notEnforcing {
+			out = append(out, who+": "+w)
+		}
+		for _, x := range s.served {
+			reported[x.GetSpiffeId()] = true
+		}
+	}
+	slices.Sort(out)
+	return out, reported
+}
+
+// some names the first of some identities.
+func some(ids []string) string {
+	slices.Sort(ids)
+	const most = 5
+	if n := len(ids); n > most {
+		return fmt.Sprintf("%s and %d more", strings.Join(ids[:most], ", "), n-most)
+	}
+	return strings.Join(ids, ", ")
+}

@@ -1,0 +1,281 @@
+package client
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io"
+	mrand "math/rand/v2"
+	"slices"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/chancery-project/chancery/api/chanceryv1"
+	"github.com/chancery-project/chancery/trust"
+)
+
+// How Sync spaces its tries, and what it bounds.
+const (
+	firstBackoff = 500 * time.Millisecond
+	maxBackoff   = time.Minute
+	// steady is how long a stream must have lived for the next try to come soon.
+	steady = 10 * time.Second
+	// withoutSync is how long Sync leaves a server alone that does not know it.
+	withoutSync = 10 * time.Minute
+	// firstUpdate bounds the wait for the first update of a stream, which comes at once.
+	firstUpdate = 30 * time.Second
+
+	// reportEvery is how often it is looked whether what is reported has changed.
+	reportEvery = 10 * time.Second
+
+	maxServed  = 1000
+	maxUpdate  = trust.MaxCRLBytes + 1<<20
+	maxRefusal = 1024 // bytes of a reason that the server is told
+)
+
+// SyncConfig says what Sync reports and whom it tells.
+type SyncConfig struct {
+	// Served returns the SVIDs that are served now and a channel that is closed when that changes. It does not block.
+	Served func() ([]*trust.Identity, <-chan struct{})
+	// NotEnforcing tells which consumers take no notice of CRLs, and why; at most 20 texts count, of 200 bytes each. It is
+	// asked again from time to time. May be nil.
+	NotEnforcing func() []string
+	// Apply takes roots and CRLs over; both were verified on their own. An error refuses them, and is told to the server.
+	Apply func(*trust.Bundle) error
+}
+
+// Sync keeps roots and CRLs as the server has them, over a stream that it opens again whenever it ends, until ctx ends.
+// An update that fails any check is refused as a whole: the last good one stays. A server that does not know Sync is
+// asked again from time to time.
+func (c *Client) Sync(ctx context.Context, s SyncConfig) error {
+	p := pacing{backoff: firstBackoff}
+	for ctx.Err() == nil {
+		began := time.Now()
+		err := c.syncOnce(ctx, s)
+		if ctx.Err() != nil {
+			return nil
+		}
+		wait, say := p.after(err, time.Since(began))
+		if say != "" {
+			c.config.Logger.Warn(say, "server", c.config.Server, "reason", refusedBy(err).Error(), "retry_in", wait.Round(time.Millisecond).String())
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(wait):
+		}
+	}
+	return nil
+}
+
+// pacing spaces the tries of Sync.
+type pacing struct {
+	backoff time.Duration
+	told    bool // that the server does not know Sync
+}
+
+// after returns how long to wait after a stream that has lived for a while, and what to say; nothing if it was said.
+func (p *pacing) after(err error, lived time.Duration) (wait time.Duration, say string) {
+	if status.Code(err) == codes.Unimplemented { // an older server: that is no trouble, and no news the second time
+		if !p.told {
+			say = "the server does not know Sync: revocations do not reach this agent"
+		}
+		p.told = true
+		return jitter(withoutSync), say
+	}
+	p.told = false
+	if lived > steady {
+		p.backoff = firstBackoff
+	}
+	wait = jitter(p.backoff)
+	if r, ok := errors.AsType[*Refused](refusedBy(err)); ok && r.After > 0 {
+		wait += min(r.After, maxBackoff)
+	}
+	p.backoff = min(2*p.backoff, maxBackoff)
+	return wait, "not in touch with the server; the last good roots and CRLs stay"
+}
+
+// jitter spreads a fleet whose server came back: from a half to one and a half.
+func jitter(d time.Duration) time.Duration { return d/2 + mrand.N(d) }
+
+// syncOnce opens one stream, with the credentials of this moment, and follows it to its end.
+func (c *Client) syncOnce(ctx context.Context, s SyncConfig) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	ctx, conn, err := c.connect(ctx)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	known := c.seen()
+	stream, err := chanceryv1.NewIssuanceClient(conn).Sync(ctx, grpc.MaxCallRecvMsgSize(maxUpdate))
+	if err != nil {
+		return err
+	}
+	updates, ended := receive(ctx, stream)
+	silence := time.NewTimer(firstUpdate)
+	defer silence.Stop()
+	again := time.NewTicker(reportEvery)
+	defer again.Stop()
+	connected, first := c.config.Metrics.connected, true
+	state := new(chanceryv1.SyncRequest)
+	var sent *chanceryv1.SyncRequest
+	for {
+		served, changed := s.Served()
+		state.Served, state.NotEnforcing = servedOf(served), s.notEnforcing()
+		if sent == nil || !proto.Equal(sent, state) {
+			if err := stream.Send(state); err != nil {
+				return drain(updates, ended) // what Send returns does not say why
+			}
+			sent = proto.CloneOf(state)
+		}
+		select {
+		case u := <-updates:
+			if first {
+				first = false
+				silence.Stop()
+				connected.Inc()
+				defer connected.Dec()
+			}
+			c.seeCheckpoints(u.GetCheckpoints(), known)
+			c.take(u, s.Apply, state)
+		case <-changed:
+		case <-again.C:
+		case err := <-ended:
+			return err
+		case <-silence.C:
+			return fmt.Errorf("the server has said nothing for %s", firstUpdate)
+		}
+	}
+}
+
+// drain waits for the end of a stream.
+func drain(updates <-chan *chanceryv1.SyncUpdate, ended <-chan error) error {
+	for {
+		select {
+		case <-updates:
+		case err := <-ended:
+			return err
+		}
+	}
+}
+
+// receive reads a stream until it or ctx ends.
+func receive(ctx context.Context, stream grpc.BidiStreamingClient[chanceryv1.SyncRequest, chanceryv1.SyncUpdate]) (<-chan *chanceryv1.SyncUpdate, <-chan error) {
+	updates, ended := make(chan *chanceryv1.SyncUpdate), make(chan error, 1)
+	go func() {
+		for {
+			u, err := stream.Recv()
+			if errors.Is(err, io.EOF) {
+				err = errors.New("the server ended the stream")
+			}
+			if err != nil {
+				ended <- err
+				return
+			}
+			select {
+			case updates <- u:
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
+	return updates, ended
+}
+
+// take applies an update or refuses it, and notes which.
+func (c *Client) take(u *chanceryv1.SyncUpdate, apply func(*trust.Bundle) error, state *chanceryv1.SyncRequest) {
+	bundle, err := c.readUpdate(u, time.Now())
+	if err == nil {
+		err = apply(bundle)
+	}
+	if err != nil {
+		state.Refused = clip(err.Error(), maxRefusal)
+		c.config.Metrics.updates.WithLabelValues("refused").Inc()
+		c.config.Logger.Error("roots and CRLs from the server refused; the last good ones stay", "version", u.GetVersion(), "reason", err.Error())
+		return
+	}
+	c.mu.Lock()
+	c.last = bundle
+	c.mu.Unlock()
+	state.Acknowledged, state.Refused = u.GetVersion(), ""
+	c.config.Metrics.updates.WithLabelValues("applied").Inc()
+	c.config.Metrics.lastUpdate.SetToCurrentTime()
+	c.config.Logger.Debug("roots and CRLs taken over", "version", u.GetVersion(), "generation", bundle.Generation(), "crls", len(bundle.CRLs().DER()))
+}
+
+// readUpdate checks all that can be checked of an update by itself, and against the one before.
+func (c *Client) readUpdate(u *chanceryv1.SyncUpdate, now time.Time) (*trust.Bundle, error) {
+	bundle, err := c.readBundle(u.GetBundle())
+	if err != nil {
+		return nil, err
+	}
+	c.mu.Lock()
+	last := c.last
+	c.mu.Unlock()
+	if last != nil && bundle.SameRoots(last) && last.CRLs().Are(u.GetCrls()) { // most often: then there is nothing to parse
+		return bundle.WithCRLs(last.CRLs()), nil
+	}
+	if n := len(u.GetIssuers()); n > trust.MaxCRLs {
+		return nil, fmt.Errorf("%d certificates of issuers; at most %d are allowed", n, trust.MaxCRLs)
+	}
+	var issuers []*x509.Certificate
+	for i, der := range u.GetIssuers() {
+		cert, err := x509.ParseCertificate(der)
+		if err != nil {
+			return nil, fmt.Errorf("reading issuer %d: %w", i, err)
+		}
+		issuers = append(issuers, cert)
+	}
+	crls, err := trust.NewCRLs(bundle, u.GetCrls(), issuers, now)
+	if err != nil {
+		return nil, err
+	}
+	if last != nil {
+		if err := crls.Follows(last.CRLs()); err != nil {
+			return nil, err
+		}
+	}
+	return bundle.WithCRLs(crls), nil
+}
+
+// servedOf says what is served, in an order that does not change by itself.
+func servedOf(ids []*trust.Identity) []*chanceryv1.ServedSvid {
+	var out []*chanceryv1.ServedSvid
+	for _, id := range ids[:min(len(ids), maxServed)] {
+		hash := sha256.Sum256(id.Leaf().Raw)
+		out = append(out, &chanceryv1.ServedSvid{
+			SpiffeId: id.ID.String(), Serial: id.Leaf().SerialNumber.Bytes(), CertificateHash: hash[:], NotAfter: timestamppb.New(id.NotAfter()),
+		})
+	}
+	slices.SortFunc(out, func(a, b *chanceryv1.ServedSvid) int { return cmp.Compare(a.GetSpiffeId(), b.GetSpiffeId()) })
+	return out
+}
+
+func (s *SyncConfig) notEnforcing() []string {
+	if s.NotEnforcing == nil {
+		return nil
+	}
+	texts := s.NotEnforcing()
+	texts = texts[:min(len(texts), 20)]
+	for i, t := range texts {
+		texts[i] = clip(t, 200)
+	}
+	return texts
+}
+
+// clip bounds a text and keeps it UTF-8.
+func clip(s string, n int) string {
+	if len(s) > n {
+		s = s[:n]
+	}
+	return strings.ToValidUTF8(s, "")
+}

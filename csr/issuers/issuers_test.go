@@ -16,6 +16,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -33,6 +34,7 @@ import (
 	"github.com/chancery-project/chancery/ca"
 	"github.com/chancery-project/chancery/ca/audit"
 	"github.com/chancery-project/chancery/ca/parent"
+	"github.com/chancery-project/chancery/ca/revocation"
 	"github.com/chancery-project/chancery/csr"
 	"github.com/chancery-project/chancery/csr/issuers"
 	"github.com/chancery-project/chancery/csr/kube"
@@ -65,6 +67,7 @@ type world struct {
 	logPath string
 	addr    string
 	fails   error // what signing says, if not nil
+	revoked atomic.Pointer[revocation.Set]
 }
 
 func newWorld(t *testing.T) *world {
@@ -86,7 +89,8 @@ func newWorld(t *testing.T) *world {
 	}
 	cluster := must(kube.New(kube.Config{Name: "Kubernetes", Issuer: "https://k8s.test", Audiences: []string{"chancery"}, JWKSFile: jwks}))
 	service := must(csr.NewService(csr.Config{
-		Domain: td, Issuer: func() (*ca.Issuer, error) { return w.issuer, nil }, Profile: must(ca.NewProfile("workload", ca.ProfileConfig{})),
+		Revocations: w.revoked.Load,
+		Domain:      td, Issuer: func() (*ca.Issuer, error) { return w.issuer, nil }, Profile: must(ca.NewProfile("workload", ca.ProfileConfig{})),
 		Clusters: map[string]csr.ClusterConfig{"Kubernetes": {Cluster: cluster}},
 		Log:      w.log, Sampler: &ca.Sampler{}, Logger: slog.New(slog.DiscardHandler), Metrics: csr.NewMetrics(prometheus.NewRegistry()),
 	}))
@@ -240,6 +244,20 @@ func TestNobodyElseGetsAnIssuer(t *testing.T) {
 	w.log.Close() // which writes what waits
 	if log := string(must(os.ReadFile(w.logPath))); strings.Count(log, `"event":"denied"`) < 8 {
 		t.Error("not every refusal is in the audit log")
+	}
+}
+
+// A listed identity that is revoked gets no issuer until it is restored, though its token is good.
+func TestRevokedServerGetsNoIssuer(t *testing.T) {
+	w := newWorld(t)
+	r := &chanceryv1.SignIssuerRequest{Csr: newCSR(must(ca.GenerateKey(ca.P256)))}
+	w.revoked.Store(revocation.NewSet([]string{east.String()}, nil, true))
+	if _, err := w.call(token(east), nil, r); status.Code(err) != codes.PermissionDenied || reasonOf(err) != csr.ReasonRevoked {
+		t.Errorf("got %v", err)
+	}
+	w.revoked.Store(nil)
+	if _, err := w.call(token(east), nil, r); err != nil {
+		t.Errorf("restored: %v", err)
 	}
 }
 

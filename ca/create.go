@@ -149,9 +149,20 @@ func (i *Issuer) NewIssuer(ctx context.Context, ttl time.Duration, who audit.Req
 	return cert, key, nil
 }
 
-// SignIssuer makes the certificate of an issuer under i, which is a root, for a key that lies elsewhere.
+// SignIssuer makes the certificate of an issuer under i, which is a root, for a key that lies elsewhere. It signs leaves only.
 func (i *Issuer) SignIssuer(ctx context.Context, pub crypto.PublicKey, ttl time.Duration, who audit.Requester) (*x509.Certificate, error) {
-	cert, err := i.issueCA(ctx, issuerProfile(ttl), pub, "issuer", 0, who)
+	return i.SignSubordinate(ctx, pub, IssuerTerms{TTL: ttl}, who)
+}
+
+// IssuerTerms say what an issuer gets.
+type IssuerTerms struct {
+	TTL     time.Duration // cut to the end of the signer's chain
+	PathLen int           // how many CAs may follow; 0 = it signs leaves only
+}
+
+// SignSubordinate is SignIssuer for an issuer that may have CAs below it.
+func (i *Issuer) SignSubordinate(ctx context.Context, pub crypto.PublicKey, terms IssuerTerms, who audit.Requester) (*x509.Certificate, error) {
+	cert, err := i.issueCA(ctx, issuerProfile(terms.TTL), pub, "issuer", terms.PathLen, who)
 	if err != nil {
 		return nil, fmt.Errorf("making issuer: %w", err)
 	}

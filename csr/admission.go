@@ -1,15 +1,15 @@
 package csr
 
 import (
-	"container/list"
 	"context"
 	"fmt"
-	"slices"
 	"sync"
 	"time"
 
 	"golang.org/x/time/rate"
 	"google.golang.org/grpc/codes"
+
+	"github.com/chancery-project/chancery/csr/turns"
 )
 
 // Defaults of AdmissionConfig.
@@ -57,7 +57,7 @@ type admission struct {
 	mu       sync.Mutex // guards all below
 	inFlight int
 	queued   int
-	turns    *fair[*fair[*waiter]] // node -> identity -> waiters
+	turns    *turns.Queue[*turns.Queue[*waiter]] // node -> identity -> waiters
 }
 
 // waiter is one request in the queue.
@@ -77,7 +77,7 @@ func newAdmission(c AdmissionConfig) *admission {
 		c.MaxWait = DefaultMaxWait
 	}
 	a := &admission{
-		config: c, identity: limiters{rate: c.PerIdentity}, node: limiters{rate: c.PerNode}, turns: newFair[*fair[*waiter]](),
+		config: c, identity: limiters{rate: c.PerIdentity}, node: limiters{rate: c.PerNode}, turns: turns.New[*turns.Queue[*waiter]](),
 	}
 	if c.Global.PerSecond > 0 {
 		a.global = c.Global.limiter()
@@ -108,12 +108,12 @@ func (a *admission) acquire(ctx context.Context, node, identity string) *Denial 
 	}
 	w := &waiter{node, identity, make(chan struct{})}
 	a.queued++
-	ids := a.turns.first(node)
+	ids := a.turns.First(node)
 	if ids == nil {
-		ids = newFair[*waiter]()
-		a.turns.push(node, ids)
+		ids = turns.New[*waiter]()
+		a.turns.Push(node, ids)
 	}
-	ids.push(identity, w)
+	ids.Push(identity, w)
 	a.mu.Unlock()
 	return a.wait(ctx, w)
 }
@@ -153,9 +153,9 @@ func gaveUp(ctx context.Context) *Denial {
 // be long if the disk of the audit log hangs. Caller holds mu.
 func (a *admission) leave(w *waiter) {
 	a.queued--
-	ids := a.turns.first(w.node)
-	if ids.drop(w.identity, w); ids.empty() {
-		a.turns.remove(w.node)
+	ids := a.turns.First(w.node)
+	if ids.Drop(w.identity, w); ids.Keys() == 0 {
+		a.turns.Remove(w.node)
 	}
 }
 
@@ -163,12 +163,12 @@ func (a *admission) leave(w *waiter) {
 func (a *admission) release() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	_, ids, ok := a.turns.next()
+	_, ids, ok := a.turns.Next()
 	if !ok {
 		a.inFlight--
 		return
 	}
-	_, w, _ := ids.next() // never empty: leave removes it then
+	_, w, _ := ids.Next() // never empty: leave removes it then
 	a.leave(w)
 	close(w.admitted)
 }
@@ -234,67 +234,4 @@ func (l *limiters) sweep() {
 		clear(kept)
 	}
 	l.all = kept
-}
-
-// fair is a queue in which keys take turns. It is not safe for concurrent use.
-type fair[T comparable] struct {
-	order *list.List               // of *entry[T], the next one to serve in front
-	byKey map[string]*list.Element // of order
-}
-
-type entry[T comparable] struct {
-	key   string
-	items []T
-}
-
-func newFair[T comparable]() *fair[T] { return &fair[T]{list.New(), map[string]*list.Element{}} }
-
-func (f *fair[T]) empty() bool { return f.order.Len() == 0 }
-
-// push adds an item behind those of the same key.
-func (f *fair[T]) push(key string, item T) {
-	e := f.byKey[key]
-	if e == nil {
-		e = f.order.PushBack(&entry[T]{key: key})
-		f.byKey[key] = e
-	}
-	x := e.Value.(*entry[T])
-	x.items = append(x.items, item)
-}
-
-// first returns the first item of a key, the zero value if there is none.
-func (f *fair[T]) first(key string) (item T) {
-	if e := f.byKey[key]; e != nil {
-		return e.Value.(*entry[T]).items[0]
-	}
-	return item
-}
-
-// next returns the key whose turn it is, with its first item, and moves the key to the end.
-func (f *fair[T]) next() (key string, item T, ok bool) {
-	e := f.order.Front()
-	if e == nil {
-		return "", item, false
-	}
-	f.order.MoveToBack(e)
-	x := e.Value.(*entry[T])
-	return x.key, x.items[0], true
-}
-
-// drop removes an item of a key, wherever it stands.
-func (f *fair[T]) drop(key string, item T) {
-	x := f.byKey[key].Value.(*entry[T])
-	if i := slices.Index(x.items, item); i == 0 {
-		x.items = x.items[1:]
-	} else {
-		x.items = slices.Delete(x.items, i, i+1)
-	}
-	if len(x.items) == 0 {
-		f.remove(key)
-	}
-}
-
-func (f *fair[T]) remove(key string) {
-	f.order.Remove(f.byKey[key])
-	delete(f.byKey, key)
 }

@@ -19,11 +19,9 @@ import (
 func (a *admission) state() (inFlight, queued, waiting int) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	for e := a.turns.order.Front(); e != nil; e = e.Next() {
-		for _, ids := range e.Value.(*entry[*fair[*waiter]]).items {
-			for f := ids.order.Front(); f != nil; f = f.Next() {
-				waiting += len(f.Value.(*entry[*waiter]).items)
-			}
+	for ids := range a.turns.All() {
+		for range ids.All() {
+			waiting++
 		}
 	}
 	return a.inFlight, a.queued, waiting
@@ -40,7 +38,7 @@ func wantState(t testing.TB, a *admission, inFlight, waiting int) {
 func wantIdle(t testing.TB, a *admission) {
 	t.Helper()
 	wantState(t, a, 0, 0)
-	if n := len(a.turns.byKey); n != 0 || !a.turns.empty() {
+	if n := a.turns.Keys(); n != 0 {
 		t.Errorf("%d nodes are left in the queue", n)
 	}
 }
@@ -218,7 +216,7 @@ func TestD19WaitersThatGiveUpLeaveTheQueue(t *testing.T) {
 			time.Sleep(2 * time.Second)
 			wantState(t, a, 1, 0)
 		}
-		if n := len(a.turns.byKey); n != 0 {
+		if n := a.turns.Keys(); n != 0 {
 			t.Errorf("%d nodes are left", n)
 		}
 		a.release()
@@ -434,63 +432,5 @@ func randomCallers(t *testing.T, seed uint64) {
 	wantIdle(t, a)
 	if admitted.Load() == 0 {
 		t.Error("nobody was admitted")
-	}
-}
-
-// fair behaves as a plain list of keys and queues does, whatever the order of calls.
-func TestFairAgainstModel(t *testing.T) {
-	for seed := range uint64(200) {
-		rnd := rand.New(rand.NewPCG(seed, 2))
-		f := newFair[int]()
-		var order []string
-		items := map[string][]int{}
-		forget := func(key string) {
-			if len(items[key]) == 0 {
-				order = slices.DeleteFunc(order, func(k string) bool { return k == key })
-			}
-		}
-		for step := 1; step <= 200; step++ {
-			key := fmt.Sprint(rnd.IntN(5))
-			switch rnd.IntN(5) {
-			case 0, 1:
-				f.push(key, step)
-				if items[key] = append(items[key], step); len(items[key]) == 1 {
-					order = append(order, key)
-				}
-			case 2:
-				turn, got, ok := f.next()
-				if ok != (len(order) > 0) {
-					t.Fatalf("seed %d: next said %v with %d keys", seed, ok, len(order))
-				}
-				if !ok {
-					continue
-				}
-				if turn != order[0] || got != items[turn][0] {
-					t.Fatalf("seed %d: next was %d of %s, want %d of %s", seed, got, turn, items[order[0]][0], order[0])
-				}
-				order = append(order[1:], turn)
-				f.drop(turn, got)
-				items[turn] = items[turn][1:]
-				forget(turn)
-			case 3:
-				if n := len(items[key]); n > 0 {
-					i := rnd.IntN(n)
-					f.drop(key, items[key][i])
-					items[key] = slices.Delete(slices.Clone(items[key]), i, i+1)
-					forget(key)
-				}
-			case 4:
-				want := 0
-				if n := items[key]; len(n) > 0 {
-					want = n[0]
-				}
-				if got := f.first(key); got != want {
-					t.Fatalf("seed %d: first is %d, want %d", seed, got, want)
-				}
-			}
-			if f.empty() != (len(order) == 0) || len(f.byKey) != len(order) || f.order.Len() != len(order) {
-				t.Fatalf("seed %d step %d: %d keys, want %d", seed, step, f.order.Len(), len(order))
-			}
-		}
 	}
 }

@@ -2,11 +2,13 @@ package csr
 
 import (
 	"context"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/chancery-project/chancery/ca"
+	"github.com/chancery-project/chancery/ca/audit"
 )
 
 // method describes a unary call whose handler decides when the request is read. gRPC's own unary handlers are given a
@@ -43,4 +45,34 @@ func (s *Service) known(ctx context.Context) (caller, *Denial) {
 		d = revoked(c.ID)
 	}
 	return c, d
+}
+
+// Call is a call of an API that stands beside issuance, by a caller who is known.
+type Call struct {
+	Caller
+	Requester audit.Requester
+	Read      func(proto.Message) error // reads the request
+}
+
+// Method describes a unary call of another API with the same callers: they authenticate, wait for a slot, and are refused,
+// counted and logged as those who ask for certificates.
+func (s *Service) Method(api, name string, handle func(context.Context, Call) (proto.Message, *Denial)) grpc.StreamDesc {
+	return method(name, func(ctx context.Context, read func(proto.Message) error) (proto.Message, error) {
+		start := time.Now()
+		_, c, d := s.begin(ctx)
+		if d == nil {
+			d = s.admission.acquire(ctx, c.place(), c.ID.String())
+		}
+		var resp proto.Message
+		if d == nil {
+			defer s.admission.release()
+			resp, d = handle(ctx, Call{c.Caller, c.requester(), read})
+		}
+		s.metrics.observe(api, c.Method, outcome(d), time.Since(start))
+		if d != nil {
+			s.denied(c, "", d)
+			return nil, d.status(d.message(c))
+		}
+		return resp, nil
+	})
 }

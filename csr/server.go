@@ -39,8 +39,9 @@ type Server struct {
 	agents *agents.Hub
 }
 
-// NewServer returns a server that presents own's certificate. Health says NOT_SERVING until SetReady.
-func NewServer(s *Service, own func() *trust.Identity) *Server {
+// NewServer returns a server that presents own's certificate, and serves more APIs (see Service.Method) beside its own.
+// Health says NOT_SERVING until SetReady.
+func NewServer(s *Service, own func() *trust.Identity, more ...*grpc.ServiceDesc) *Server {
 	g := grpc.NewServer(
 		grpc.Creds(credentials.NewTLS(trust.ServerTLS(own))),
 		grpc.MaxRecvMsgSize(maxMessage),
@@ -58,6 +59,9 @@ func NewServer(s *Service, own func() *trust.Identity) *Server {
 	healthpb.RegisterHealthServer(g, h)
 	g.RegisterService(s.istioService(), nil)
 	g.RegisterService(s.nativeService(), nil)
+	for _, desc := range more {
+		g.RegisterService(desc, nil)
+	}
 	reflection.Register(g)
 	return &Server{g, h, s.agents}
 }

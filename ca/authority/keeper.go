@@ -43,6 +43,8 @@ type Config struct {
 	RootTTL, IssuerTTL time.Duration
 	// Roots are those of a CA kept elsewhere: Init takes them and makes no key. The issuer comes by Request and Import.
 	Roots []*x509.Certificate
+	// Parented is set where a parent CA renews the issuer (package parent/renewal): Open does without one, and Run renews none.
+	Parented bool
 }
 
 // Plugged names the folder of a plugged-in issuer.
@@ -162,6 +164,9 @@ func Open(ctx context.Context, c Config) (*Keeper, error) {
 			return nil, err
 		}
 		return a, a.use(ctx, set)
+	}
+	if c.Parented {
+		return a, a.openParented(ctx)
 	}
 	issuer, err := a.doc.Active(c.Domain, KindIssuer)
 	if err != nil && a.offline() {
@@ -284,13 +289,15 @@ func (a *Keeper) mindIssuer(ctx context.Context, now time.Time) {
 	var err error
 	next := doc.Prepared(a.config.Domain)
 	switch {
+	case next != nil && i == nil: // nothing is issued without it, and nobody can be shut out
+		err = a.activate(ctx, next.ID)
 	case next != nil && a.due(next, i, now):
 		if why := a.announce(ctx); why != nil && i.NotAfter().Sub(now) >= a.lead(i) { // there is time for another try
 			err = fmt.Errorf("the next one's CRL is not out: %w", why)
 			break
 		}
 		err = a.activate(ctx, next.ID)
-	case next != nil || !halfOver(i, now):
+	case next != nil || a.config.Parented || !halfOver(i, now): // a parented issuer is renewed by package renewal
 		return
 	default:
 		err = a.prepare(ctx)

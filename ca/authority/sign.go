@@ -70,31 +70,37 @@ func (c Config) open(ctx context.Context, d *Document, a *Authority) (active, er
 
 // errOffline: the issuer cannot be renewed here.
 var errOffline = errors.New("the root's key is kept elsewhere, so this server cannot renew its issuer by itself: " +
-	"`chancery authority csr` and `authority import` do, with the root's help")
+	"`chancery authority csr` and `authority import` do, with the root's help, or a `parent` in the config")
+
+// rootIn returns the active root of a document as one that signs, and its key.
+func (c Config) rootIn(ctx context.Context, d *Document) (*ca.Issuer, crypto.Signer, error) {
+	root, err := d.Active(c.Domain, KindRoot)
+	if err != nil {
+		return nil, nil, err
+	}
+	if !root.HasKey() {
+		return nil, nil, errOffline
+	}
+	cert, err := root.X509()
+	if err != nil {
+		return nil, nil, err
+	}
+	key, err := root.OpenKey(ctx, c.Domain, c.Sealer, c.Keys)
+	if err != nil {
+		return nil, nil, err
+	}
+	bundle, err := d.Bundle(c.Domain)
+	if err != nil {
+		return nil, nil, err
+	}
+	signer, err := ca.NewIssuer(ca.IssuerConfig{Domain: c.Domain, Key: key, Chain: []*x509.Certificate{cert}, Bundle: bundle, LogID: d.LogID(), Log: c.Log})
+	return signer, key, err
+}
 
 // newIssuer makes a new issuer under the document's active root. It changes nothing: see ReplaceIssuer. The key's type
 // is the root's.
 func (c Config) newIssuer(ctx context.Context, d *Document) (*x509.Certificate, Key, error) {
-	root, err := d.Active(c.Domain, KindRoot)
-	if err != nil {
-		return nil, Key{}, err
-	}
-	if !root.HasKey() {
-		return nil, Key{}, errOffline
-	}
-	cert, err := root.X509()
-	if err != nil {
-		return nil, Key{}, err
-	}
-	rootKey, err := root.OpenKey(ctx, c.Domain, c.Sealer, c.Keys)
-	if err != nil {
-		return nil, Key{}, err
-	}
-	bundle, err := d.Bundle(c.Domain)
-	if err != nil {
-		return nil, Key{}, err
-	}
-	signer, err := ca.NewIssuer(ca.IssuerConfig{Domain: c.Domain, Key: rootKey, Chain: []*x509.Certificate{cert}, Bundle: bundle, LogID: d.LogID(), Log: c.Log})
+	signer, rootKey, err := c.rootIn(ctx, d)
 	if err != nil {
 		return nil, Key{}, err
 	}

@@ -122,6 +122,10 @@ func TestLives(t *testing.T) {
 		{"imported issuer with less than a third", RenewedByImport, []life{root, {KindIssuer, 61 * day, 90 * day}, own}, []string{"warning certificate.ending"}},
 		{"imported issuer with a tenth", RenewedByImport, []life{root, {KindIssuer, 82 * day, 90 * day}, own}, []string{"critical certificate.ending"}},
 		{"intermediate with less than a third", RenewedByImport, []life{root, {KindIntermediate, 300 * day, 365 * day}, issuer, own}, []string{"warning certificate.ending"}},
+		{"issuer of a parent at the latest that it is renewed", RenewedByParent, []life{root, at(issuer, 102*time.Hour), own}, nil},
+		{"issuer that a parent has not renewed with less than a third", RenewedByParent, []life{root, at(issuer, 113*time.Hour), own}, []string{"warning certificate.ending"}},
+		{"issuer that a parent has not renewed with a tenth", RenewedByParent, []life{root, at(issuer, 153*time.Hour), own}, []string{"critical certificate.ending"}},
+		{"issuer of a parent that ended", RenewedByParent, []life{root, at(issuer, 169*time.Hour), own}, []string{"critical certificate.ended"}},
 		{"plugged-in issuer at a third, when cert-manager renews", RenewedByFiles, []life{root, {KindIssuer, 62 * day, 90 * day}, own}, nil},
 		{"plugged-in issuer with less than a quarter", RenewedByFiles, []life{root, {KindIssuer, 68 * day, 90 * day}, own}, []string{"warning certificate.ending"}},
 		{"root ended: worst first, all of them", RenewedByServer, []life{at(root, 3651*day), at(issuer, 8*day), at(own, 17*time.Hour)},
@@ -377,5 +381,18 @@ func TestShapeOfJSON(t *testing.T) {
 	}
 	if _, ok := got["started"]; ok {
 		t.Error("a time that is not known is there")
+	}
+}
+
+// An issuer that ended while no server ran is no more than a warning where a start brings the next one.
+func TestIssuerThatEndedWhileNoServerRan(t *testing.T) {
+	for renewedBy, want := range map[string]string{
+		RenewedByServer: "warning certificate.ended", RenewedByParent: "warning certificate.ended", RenewedByImport: "critical certificate.ended",
+	} {
+		s := caWith(t, renewedBy, life{KindRoot, 365 * day, 3650 * day}, life{KindIssuer, 8 * day, 7 * day})
+		s.Running, s.Started = false, nil
+		if got := judged(t, s); !slices.Contains(got, want) {
+			t.Errorf("renewed by %s: %v, want %s", renewedBy, got, want)
+		}
 	}
 }

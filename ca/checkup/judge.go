@@ -80,6 +80,8 @@ func (s *State) judgeCertificate(c *Certificate) []Finding {
 		return nil // a retired issuer may end; nothing is signed under a root that is not in use
 	case now.Before(c.NotBefore):
 		return []Finding{Found("certificate.not-begun", Critical, c.Name(), "begins in %s, at %s", Span(-now.Sub(c.NotBefore)), stamp(c.NotBefore))}
+	case left <= 0 && !s.Running && c.Kind == KindIssuer && s.RenewedBy == RenewedByParent:
+		return []Finding{Found("certificate.ended", Warning, c.Name(), "ended %s ago, at %s; a server that starts asks its parent for another one", Span(-left), stamp(c.NotAfter))}
 	case left <= 0 && !s.Running && c.Kind == KindIssuer && s.RenewedBy == RenewedByServer:
 		return []Finding{Found("certificate.ended", Warning, c.Name(), "ended %s ago, at %s; a server that starts makes a new one", Span(-left), stamp(c.NotAfter))}
 	case left <= 0:

@@ -21,7 +21,7 @@ type State struct {
 	NotReady    string        `json:"notReady,omitempty"` // why nothing can be issued
 	WasReady    bool          `json:"wasReady"`           // since the start
 	Document    *Document     `json:"document,omitempty"`
-	RenewedBy   string        `json:"issuerRenewedBy"` // RenewedByServer, RenewedByImport or RenewedByFiles
+	RenewedBy   string        `json:"issuerRenewedBy"` // RenewedByServer, RenewedByImport, RenewedByFiles or RenewedByParent
 	MaxTTL      float64       `json:"leafMaxSeconds"`
 	Certs       []Certificate `json:"certificates"`
 	Keys        []Key         `json:"keys"`
@@ -37,6 +37,7 @@ const (
 	RenewedByServer = "server"
 	RenewedByImport = "import" // an admin: the root's key is kept elsewhere
 	RenewedByFiles  = "files"  // whoever puts plugged-in files in place
+	RenewedByParent = "parent" // the server, with a parent that signs
 )
 
 // Document is the state of the authority document.

@@ -46,25 +46,18 @@ type Extension struct {
 
 // extensions are those that are read, by the octets of their OIDs.
 var extensions = map[string]func(*Contents, cryptobyte.String) bool{
-	octets(tbs.OIDKeyUsage):    (*Contents).readKeyUsage,
-	octets(tbs.OIDExtKeyUsage): (*Contents).readExtKeyUsage,
-	octets(tbs.OIDBasic):       (*Contents).readBasic,
-	octets(tbs.OIDSKI):         (*Contents).readSKI,
-	octets(tbs.OIDAKI):         (*Contents).readAKI,
-	octets(tbs.OIDSAN):         (*Contents).readSAN,
+	tbs.Octets(tbs.OIDKeyUsage):    (*Contents).readKeyUsage,
+	tbs.Octets(tbs.OIDExtKeyUsage): (*Contents).readExtKeyUsage,
+	tbs.Octets(tbs.OIDBasic):       (*Contents).readBasic,
+	tbs.Octets(tbs.OIDSKI):         (*Contents).readSKI,
+	tbs.Octets(tbs.OIDAKI):         (*Contents).readAKI,
+	tbs.Octets(tbs.OIDSAN):         (*Contents).readSAN,
 }
 
 var (
-	basic, keyUsage, san   = octets(tbs.OIDBasic), octets(tbs.OIDKeyUsage), octets(tbs.OIDSAN)
-	serverAuth, clientAuth = octets(tbs.OIDServerAuth), octets(tbs.OIDClientAuth)
+	basic, keyUsage, san   = tbs.Octets(tbs.OIDBasic), tbs.Octets(tbs.OIDKeyUsage), tbs.Octets(tbs.OIDSAN)
+	serverAuth, clientAuth = tbs.Octets(tbs.OIDServerAuth), tbs.Octets(tbs.OIDClientAuth)
 )
-
-// octets returns the contents of an OID in DER.
-func octets(oid asn1.ObjectIdentifier) string {
-	b := cryptobyte.NewBuilder(nil)
-	b.AddASN1ObjectIdentifier(oid)
-	return string(b.BytesOrPanic()[2:])
-}
 
 // Read reads to-be-signed bytes, strictly: DER that a certificate of ours cannot have is an error, though crypto/x509, at
 // five times the price, might take it. It is a reader of its own, and not the inverse of package tbs, which writes them.

@@ -46,6 +46,13 @@ var (
 	OIDClientAuth = asn1.ObjectIdentifier{1, 3, 6, 1, 5, 5, 7, 3, 2}
 )
 
+// Octets returns the contents of an OID in DER, as readers of DER compare it.
+func Octets(oid asn1.ObjectIdentifier) string {
+	b := cryptobyte.NewBuilder(nil)
+	b.AddASN1ObjectIdentifier(oid)
+	return string(b.BytesOrPanic()[2:])
+}
+
 // Algorithm is how one kind of key signs.
 type Algorithm struct {
 	ID   []byte      // the AlgorithmIdentifier in DER

@@ -16,7 +16,7 @@ import (
 )
 
 // configFiles are the files whose structs make up the config files.
-var configFiles = []string{"server/config.go", "server/keystore/keystore.go", "server/lifetimes/lifetimes.go", "agent/config.go", "../../ca/profile.go"}
+var configFiles = []string{"server/config.go", "server/keystore/keystore.go", "server/lifetimes/lifetimes.go", "server/parents/config.go", "server/admission/admission.go", "agent/config.go", "../../ca/profile.go"}
 
 // yamlField is one field of a config struct.
 type yamlField struct{ owner, name, doc string }
@@ -133,6 +133,9 @@ func TestUnknownFieldsAreNamed(t *testing.T) {
 		{new(server.Config), "%: 1", "%"},
 		{new(server.Config), "state: {%: 1}", "state.%"},
 		{new(server.Config), "issuer: {%: 1}", "issuer.%"},
+		{new(server.Config), "parent: {%: 1}", "parent.%"},
+		{new(server.Config), "parent: {vault: {%: 1}}", "parent.vault.%"},
+		{new(server.Config), "issuers: [{%: 1}]", "issuers[0].%"},
 		{new(server.Config), "lifetimes: {%: 1}", "lifetimes.%"},
 		{new(server.Config), "profile: {%: 1}", "profile.%"},
 		{new(server.Config), "keys: {%: 1}", "keys.%"},

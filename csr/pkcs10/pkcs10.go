@@ -42,16 +42,9 @@ type Attribute struct {
 }
 
 var (
-	oidExtensionRequest = octets(asn1.ObjectIdentifier{1, 2, 840, 113549, 1, 9, 14}) // PKCS #9
-	oidSAN              = octets(tbs.OIDSAN)
+	oidExtensionRequest = tbs.Octets(asn1.ObjectIdentifier{1, 2, 840, 113549, 1, 9, 14}) // PKCS #9
+	oidSAN              = tbs.Octets(tbs.OIDSAN)
 )
-
-// octets returns the contents of an OID in DER.
-func octets(oid asn1.ObjectIdentifier) string {
-	b := cryptobyte.NewBuilder(nil)
-	b.AddASN1ObjectIdentifier(oid)
-	return string(b.BytesOrPanic()[2:])
-}
 
 // Parse reads a request in DER. Its signature is not checked yet.
 func Parse(der []byte) (*Request, error) {

@@ -47,6 +47,9 @@ type serverYAML struct {
 	IssuanceLog string            `json:"issuanceLog,omitempty"`
 	Issuer      map[string]string `json:"issuer,omitempty"`
 	Keys        any               `json:"keys,omitempty"` // a map
+	Profile     map[string]string `json:"profile,omitempty"`
+	Parent      map[string]any    `json:"parent,omitempty"`
+	Issuers     []map[string]any  `json:"issuers,omitempty"`
 	Clusters    []clusterYAML     `json:"clusters"`
 }
 

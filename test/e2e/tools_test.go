@@ -19,6 +19,7 @@ var versionArgs = map[string][]string{
 	"envoy":          {"--version"},
 	"pilot-agent":    {"version", "--short"},
 	"cfssl":          {"version"},
+	"bao":            {"version"},
 }
 
 var versions struct {
@@ -39,7 +40,9 @@ func Tool(t testing.TB, name string) string {
 		}
 		t.Skip(why)
 	}
-	logVersion(t, name, path)
+	if args := versionArgs[name]; args != nil {
+		logVersion(t, name, path)
+	}
 	return path
 }
 

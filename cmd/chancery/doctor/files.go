@@ -54,6 +54,9 @@ func (e *exam) serverFiles() []file {
 		all = append(all, file{what: "key folder", path: c.Keys.Dir, most: 0o700, own: true},
 			file{what: "passphrase", path: c.Keys.PassphraseFile, most: 0o600, secret: true, needed: true, own: true})
 	}
+	for what, path := range c.Parent.Secrets() {
+		all = append(all, file{what: what, path: path, most: 0o600, secret: true, own: true})
+	}
 	if uri, err := pkcs11.ParseURI(c.Keys.PKCS11); err == nil { // else there is none: the config was checked
 		module, pin := uri.Files()
 		all = append(all, file{what: "PKCS#11 library", path: module, most: 0o755, needed: true},

@@ -128,6 +128,10 @@ func TestServerThatIsDown(t *testing.T) {
 		{name: "no state", change: func(p place) { p.must(os.Remove(p.path("state/state.db"))) }, want: append([]string{"critical state.missing"}, unknown...)},
 		{name: "no database", change: func(p place) { p.write("state/state.db", strings.Repeat("x", 5000), 0o600) },
 			want: append([]string{"critical state.refused"}, unknown...)},
+		{name: "a parent's secret that others can read", change: func(p place) {
+			p.change("clusters:", "parent: {cfssl: {address: 'https://a', authKeyFile: auth.key}}\nclusters:")
+			p.write("auth.key", "00", 0o640)
+		}, want: []string{"critical file.exposed"}, says: "cfssl auth key"},
 		{name: "state that others can read", change: func(p place) { p.must(os.Chmod(p.path("state/state.db"), 0o640)) }, want: []string{"warning file.exposed"}},
 		{name: "folder that others can write", change: func(p place) { p.must(os.Chmod(p.path("state"), 0o777)) }, want: []string{"warning folder.writable"}},
 		{name: "config's folder that others can write", change: func(p place) { p.must(os.Chmod(p.dir, 0o777)) }, want: []string{"warning folder.writable"}},

@@ -47,6 +47,9 @@ func (e *exam) readState(ctx context.Context) {
 		e.found("state.refused", checkup.Critical, "state "+c.State.SQLite, "cannot be used: %v", err)
 		return
 	}
+	if c.Parent != nil {
+		inv.RenewedBy = checkup.RenewedByParent
+	}
 	e.state = &checkup.State{
 		Time: e.now.UTC(), TrustDomain: c.TrustDomain, Document: &inv.Document, RenewedBy: inv.RenewedBy, MaxTTL: e.settings.MaxTTL().Seconds(),
 		Certs: inv.Certs, Clusters: []checkup.Cluster{}, Keys: e.keys(ctx, doc, td, sealer, inv.Stores),

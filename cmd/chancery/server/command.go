@@ -73,8 +73,8 @@ func AuthorityCommand() *cobra.Command {
 		Use: "init -c FILE", Short: "Make root and issuer, or adopt plugged-in ones", Args: cobra.NoArgs,
 		Long: "Makes the authority document of the server whose config is given: with a new root and issuer, or, where the config\n" +
 			"names a plugged-in issuer, with that. Writes the roots to roots.pem beside the state. Nothing that exists is changed.\n" +
-			"With --root, the root is kept elsewhere: only its certificate is taken, and the issuer comes by `authority csr` and\n" +
-			"`authority import`.",
+			"With --root, the root is kept elsewhere: only its certificate is taken, and the issuer comes from the config's parent,\n" +
+			"or by `authority csr` and `authority import`.",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			s, err := Load(file)
 			if err != nil {

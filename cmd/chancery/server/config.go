@@ -5,8 +5,10 @@ import (
 
 	"github.com/chancery-project/chancery/ca"
 	"github.com/chancery-project/chancery/cmd/chancery/process"
+	"github.com/chancery-project/chancery/cmd/chancery/server/admission"
 	"github.com/chancery-project/chancery/cmd/chancery/server/keystore"
 	"github.com/chancery-project/chancery/cmd/chancery/server/lifetimes"
+	"github.com/chancery-project/chancery/cmd/chancery/server/parents"
 )
 
 // Config is the file of `chancery server -c FILE`. Relative paths count from the file's folder.
@@ -33,16 +35,21 @@ type Config struct {
 	IssuanceLog string `json:"issuanceLog,omitempty"`
 	// Issuer names a plugged-in issuer. Default: root and issuer in the state, made by `authority init`.
 	Issuer *IssuerConfig `json:"issuer,omitempty"`
+	// Parent names a CA that signs this server's issuer, again and again, under a root that is kept elsewhere. Default none.
+	Parent *parents.Config `json:"parent,omitempty"`
+	// Issuers lists the servers below this one that may have an issuer signed by its root. Default none.
+	Issuers []parents.ServerConfig `json:"issuers,omitempty"`
 	// Keys says where private keys of root and issuer are made and kept. Default: sealed in the state.
 	Keys keystore.Config `json:"keys,omitzero"`
-	// Lifetimes are those of the root and issuers that the server makes. Not beside Issuer, which brings its own.
+	// Lifetimes are those of the root and issuers that the server makes. Not beside Issuer, which brings its own, or Parent,
+	// which has a lifetime of its own.
 	Lifetimes lifetimes.Config `json:"lifetimes,omitzero"`
 	// Profile sets lifetimes and key types of workload certificates. All fields have defaults.
 	Profile ca.ProfileConfig `json:"profile,omitzero"`
 	// Clusters lists whose tokens are accepted. At least one.
 	Clusters []ClusterConfig `json:"clusters"`
 	// Admission bounds the load. All fields have defaults.
-	Admission AdmissionConfig `json:"admission,omitzero"`
+	Admission admission.Config `json:"admission,omitzero"`
 }
 
 // StateConfig says where the state lies.
@@ -91,30 +98,6 @@ type ClusterConfig struct {
 	MaxRenewalAge string `json:"maxRenewalAge,omitempty"`
 }
 
-// AdmissionConfig bounds the load. Concurrency and waiting are always bounded; rates apply only where they are set.
-type AdmissionConfig struct {
-	// MaxInFlight is how many requests are worked on at a time. Default 128.
-	MaxInFlight int `json:"maxInFlight,omitempty"`
-	// MaxQueue is how many requests wait. Default 10000.
-	MaxQueue int `json:"maxQueue,omitempty"`
-	// MaxWait is how long a request waits before it is refused. Default 5s.
-	MaxWait string `json:"maxWait,omitempty"`
-	// PerIdentity bounds the rate of each SPIFFE ID. Default no bound.
-	PerIdentity RateConfig `json:"perIdentity,omitzero"`
-	// PerNode bounds the rate of each node. Default no bound.
-	PerNode RateConfig `json:"perNode,omitzero"`
-	// Global bounds the rate of the server. Default no bound.
-	Global RateConfig `json:"global,omitzero"`
-}
-
-// RateConfig is a token bucket.
-type RateConfig struct {
-	// PerSecond is how many requests a second are let in over time.
-	PerSecond float64 `json:"perSecond"`
-	// Burst is how many may come at once. Default PerSecond, at least 1.
-	Burst int `json:"burst,omitempty"`
-}
-
 // setDefaults fills in what the file leaves out and makes paths absolute.
 func (c *Config) setDefaults(file string) error {
 	process.SetDefault(&c.Listen, "127.0.0.1:8443")
@@ -124,6 +107,7 @@ func (c *Config) setDefaults(file string) error {
 	if c.Issuer != nil {
 		paths = append(paths, &c.Issuer.CACerts, &c.Issuer.TLS)
 	}
+	paths = append(paths, c.Parent.Paths()...)
 	for i := range c.Clusters {
 		paths = append(paths, &c.Clusters[i].JWKSFile, &c.Clusters[i].Kubeconfig)
 	}

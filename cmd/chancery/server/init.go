@@ -26,6 +26,9 @@ func Init(ctx context.Context, s *Settings, out io.Writer) error { return initia
 // initialize is Init. With roots, those of a CA that is kept elsewhere, none is made, and the issuer is left to
 // `authority csr` and `authority import`.
 func initialize(ctx context.Context, s *Settings, roots []*x509.Certificate, out io.Writer) error {
+	if err := s.parent.CheckRoots(roots); err != nil {
+		return s.wrong(err)
+	}
 	st, err := store.CreateSQLite(ctx, s.State.SQLite)
 	if err != nil {
 		return s.explainStore(err)
@@ -83,7 +86,9 @@ func initialize(ctx context.Context, s *Settings, roots []*x509.Certificate, out
 		fmt.Fprintln(out, s.keys.Describe(fmt.Sprintf("Private keys lie in %s, sealed with %s.", s.State.SQLite, s.State.SealingKey)))
 	}
 	fmt.Fprintf(out, "Keep %s apart from backups of the state: both together are the CA.\n", s.State.SealingKey)
-	if len(roots) > 0 {
+	if s.parent != nil {
+		fmt.Fprintf(out, "There is no issuer yet: the server asks its parent (%s) for one once it runs.\n", s.parent.Kind())
+	} else if len(roots) > 0 {
 		fmt.Fprintf(out, "There is no issuer yet: `chancery authority csr -c %s` makes a request for the root's CA to sign.\n", s.file)
 	}
 	return nil

@@ -88,6 +88,9 @@ func importCommand(file *string) *cobra.Command {
 			}
 			out, cert := cmd.OutOrStdout(), chain[0]
 			fmt.Fprintf(out, "Issuer %x is active, until %s.\n", cert.SubjectKeyId, cert.NotAfter.UTC().Format(time.RFC3339))
+			if s.parent != nil {
+				return nil
+			}
 			half := cert.NotBefore.Add(cert.NotAfter.Sub(cert.NotBefore) / 2)
 			fmt.Fprintf(out, "It should be renewed from %s on: `chancery authority csr -c %s`, and import.\n", half.UTC().Format(time.RFC3339), *file)
 			return nil

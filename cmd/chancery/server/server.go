@@ -29,6 +29,7 @@ import (
 	"github.com/chancery-project/chancery/cmd/chancery/server/adminsocket"
 	"github.com/chancery-project/chancery/cmd/chancery/server/issuance"
 	"github.com/chancery-project/chancery/cmd/chancery/server/keystore"
+	"github.com/chancery-project/chancery/cmd/chancery/server/parents"
 	"github.com/chancery-project/chancery/cmd/chancery/server/report"
 	"github.com/chancery-project/chancery/cmd/chancery/server/revoking"
 	"github.com/chancery-project/chancery/csr"
@@ -47,6 +48,7 @@ type Server struct {
 	health    *keys.Health
 	authority *authority.Keeper
 	desk      *revoking.Desk
+	parent    *parents.Renewer // nil without one
 	clusters  []*cluster
 	sampler   *ca.Sampler
 	requests  *csr.Metrics
@@ -95,7 +97,11 @@ func Open(ctx context.Context, settings *Settings, logger *slog.Logger) (_ *Serv
 		return nil, err
 	}
 	s.keeper = rotate.NewKeeper(rotate.KeeperConfig{ID: trust.SystemID(settings.domain, "server"), Issue: s.issueOwn, Logger: logger})
-	s.grpc = csr.NewServer(service, s.own)
+	below, err := parents.Below(service, settings.domain, s.authority, settings.grants)
+	if err != nil {
+		return nil, settings.wrong(err)
+	}
+	s.grpc = csr.NewServer(service, s.own, below...)
 	s.report = s.newReport()
 	s.registry.MustRegister(process.Expiries{Help: "Seconds until a certificate of the authority, or the server's own, ends, by certificate.",
 		Name: "chancery_ca_certificate_expiry_seconds", Read: s.expiries})
@@ -127,7 +133,13 @@ func (s *Server) openState(ctx context.Context) (err error) {
 	}
 	s.authority, err = authority.Open(ctx, authority.Config{
 		Domain: c.domain, Store: s.store, Sealer: sealer, Log: s.log, Logger: s.logger, Plugged: c.Issuer.plugged(), Keys: s.keys, KeyType: c.keys.Type(), RootTTL: c.lifetimes.Root, IssuerTTL: c.lifetimes.Issuer,
-		IssuanceLog: listed, Profiles: []*ca.Profile{c.profile, ca.ServerProfile()},
+		IssuanceLog: listed, Profiles: []*ca.Profile{c.profile, ca.ServerProfile()}, Parented: c.parent != nil,
+	})
+	if err != nil {
+		return err
+	}
+	s.parent, err = c.parent.Open(parents.Env{
+		Domain: c.domain, Authority: s.authority, Log: s.log, Logger: s.logger, Metrics: s.registry, MinLife: c.profile.DefaultTTL(),
 	})
 	return err
 }
@@ -199,15 +211,15 @@ func (s *Server) expiries() map[string]time.Time {
 
 // ready returns nil if certificates can be issued, else what is missing.
 func (s *Server) ready() error {
+	if _, err := s.authority.Issuer(); err != nil {
+		return s.parent.Explain(err)
+	}
 	own := s.own()
 	if own == nil {
 		return errors.New("the server has no certificate of its own yet")
 	}
 	if end := own.NotAfter(); time.Now().After(end) {
 		return fmt.Errorf("the server's own certificate ended at %s", end.UTC().Format(time.RFC3339))
-	}
-	if _, err := s.authority.Issuer(); err != nil {
-		return err
 	}
 	if err := s.health.Err(s.authority.KeyName()); err != nil {
 		return err
@@ -242,13 +254,17 @@ func (s *Server) Listen() (listen, metrics net.Addr, err error) {
 func (s *Server) Run(ctx context.Context, started func()) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return s.authority.Run(ctx) })
+	g.Go(func() error { return s.parent.Run(ctx) })
 	g.Go(func() error { return s.health.Run(ctx) })
 	g.Go(func() error { return s.sampler.Run(ctx) })
 	if s.issuance != nil {
 		g.Go(func() error { return s.issuance.Run(ctx) })
 	}
 	g.Go(func() error { return s.desk.Run(ctx) })
-	g.Go(func() error { return s.keeper.Run(ctx) })
+	g.Go(func() error {
+		s.parent.Wait(ctx, s.authority)
+		return s.keeper.Run(ctx)
+	})
 	for _, c := range s.clusters {
 		g.Go(func() error { return c.run(ctx) })
 	}

@@ -12,10 +12,13 @@ import (
 	"github.com/chancery-project/chancery/ca/files"
 	"github.com/chancery-project/chancery/ca/store"
 	"github.com/chancery-project/chancery/cmd/chancery/process"
+	"github.com/chancery-project/chancery/cmd/chancery/server/admission"
 	"github.com/chancery-project/chancery/cmd/chancery/server/keystore"
 	"github.com/chancery-project/chancery/cmd/chancery/server/lifetimes"
 	"github.com/chancery-project/chancery/cmd/chancery/server/names"
+	"github.com/chancery-project/chancery/cmd/chancery/server/parents"
 	"github.com/chancery-project/chancery/csr"
+	"github.com/chancery-project/chancery/csr/issuers"
 	"github.com/chancery-project/chancery/csr/kube"
 	"github.com/chancery-project/chancery/trust"
 )
@@ -28,6 +31,8 @@ type Settings struct {
 	profile     *ca.Profile
 	keys        *keystore.Place
 	lifetimes   *lifetimes.Lifetimes
+	parent      *parents.Place // nil without one
+	grants      map[trust.ID]issuers.Grant
 	admission   csr.AdmissionConfig
 	dns         []string // with ips, what the server's certificate names
 	ips         []netip.Addr
@@ -53,7 +58,7 @@ func parseConfig(data []byte, file string) (*Settings, error) {
 	if err := s.setDefaults(file); err != nil {
 		return nil, err
 	}
-	for _, check := range []func() error{s.parse, s.checkPresent, s.parseClusters, s.parseAdmission, s.parseNames} {
+	for _, check := range []func() error{s.parse, s.checkPresent, s.parseClusters, s.parseNames} {
 		if err := check(); err != nil {
 			return nil, s.wrong(err)
 		}
@@ -98,6 +103,15 @@ func (s *Settings) parse() (err error) {
 	if s.lifetimes, err = lifetimes.Parse(s.Lifetimes, s.profile.DefaultTTL()); err != nil {
 		return err
 	}
+	if s.admission, err = admission.Parse(s.Admission); err != nil {
+		return err
+	}
+	if s.parent, err = parents.Parse(s.Parent); err != nil {
+		return err
+	}
+	if s.grants, err = parents.ParseServers(s.Issuers, s.domain); err != nil {
+		return err
+	}
 	if err := process.CheckAddress("listen", s.Listen); err != nil {
 		return err
 	}
@@ -116,6 +130,10 @@ func (s *Settings) checkPresent() error {
 		return errors.New("issuer: cacerts and tls are both set; set the one whose layout the folder has")
 	case s.Issuer != nil && s.Issuer.CACerts == "" && s.Issuer.TLS == "":
 		return errors.New("issuer: set cacerts or tls to a folder, or leave issuer out")
+	case s.Parent != nil && s.Lifetimes != (lifetimes.Config{}):
+		return errors.New("parent and lifetimes are both set; the root is the parent's, and the issuer's lifetime is parent.lifetime, so leave lifetimes out")
+	case s.Issuer != nil && s.Parent != nil:
+		return errors.New("issuer and parent are both set; set issuer for a key that somebody else renews in files, parent for one that this server makes")
 	case s.Issuer != nil && s.Lifetimes != (lifetimes.Config{}):
 		return errors.New("issuer and lifetimes are both set; a plugged-in issuer brings its own lifetimes along, so leave lifetimes out")
 	case s.Issuer != nil && s.Keys != (keystore.Config{}):
@@ -145,30 +163,6 @@ func (s *Settings) parseClusters() error {
 			return err
 		}
 		s.reviews, s.renewalAges = append(s.reviews, mode), append(s.renewalAges, age)
-	}
-	return nil
-}
-
-func (s *Settings) parseAdmission() error {
-	c := s.Admission
-	wait, err := process.Duration("admission.maxWait", c.MaxWait)
-	if err != nil {
-		return err
-	}
-	if c.MaxInFlight < 0 || c.MaxQueue < 0 {
-		return errors.New("admission: maxInFlight and maxQueue should not be negative; 0 or absent means the default")
-	}
-	for _, r := range []struct {
-		name string
-		rate RateConfig
-	}{{"perIdentity", c.PerIdentity}, {"perNode", c.PerNode}, {"global", c.Global}} {
-		if r.rate != (RateConfig{}) && (r.rate.PerSecond <= 0 || r.rate.Burst < 0) {
-			return fmt.Errorf("admission.%s: perSecond should be above 0, and burst not negative; leave %[1]s out for no bound", r.name)
-		}
-	}
-	s.admission = csr.AdmissionConfig{
-		MaxInFlight: c.MaxInFlight, MaxQueue: c.MaxQueue, MaxWait: wait,
-		PerIdentity: csr.Rate(c.PerIdentity), PerNode: csr.Rate(c.PerNode), Global: csr.Rate(c.Global),
 	}
 	return nil
 }

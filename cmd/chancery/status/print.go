@@ -71,7 +71,11 @@ func printAuthorities(say func(string, ...any), s *checkup.State) {
 			say("  log %d  %s", l.ID, l.Key)
 		}
 		if d.Requested != nil {
-			say("  an issuer was requested %s; `chancery authority import` takes it", ago(s.Time, d.Requested))
+			takes := "`chancery authority import` takes it"
+			if s.RenewedBy == checkup.RenewedByParent {
+				takes = "the parent has not signed it yet"
+			}
+			say("  an issuer was requested %s; %s", ago(s.Time, d.Requested), takes)
 		}
 	}
 	say("certificates (issuer renewed by: %s)", s.RenewedBy)

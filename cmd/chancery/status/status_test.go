@@ -116,6 +116,12 @@ func TestEveryFieldOfAnAnswerArrives(t *testing.T) {
 		t.Errorf("CRLs: %+v", c)
 	}
 	out.Reset()
+	s.RenewedBy = checkup.RenewedByParent
+	Print(&out, s)
+	if !strings.Contains(out.String(), "renewed by: parent") || !strings.Contains(out.String(), "the parent has not signed it yet") {
+		t.Errorf("with a parent:\n%s", out.String())
+	}
+	out.Reset()
 	NewReport(checkup.Judge(s)).PrintFindings(&out)
 	if strings.Contains(out.String(), "\x1b") || !strings.Contains(out.String(), "server.not-ready") {
 		t.Errorf("%q", out.String())

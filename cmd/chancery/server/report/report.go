@@ -35,6 +35,7 @@ type Config struct {
 	Domain      trust.Domain
 	MaxTTL      time.Duration // of workload certificates
 	Plugged     bool          // the issuer is plugged in from files
+	Parented    bool          // the issuer is signed by a parent
 	Ready       func() error
 	WasReady    func() bool
 	Authority   *authority.Keeper
@@ -133,6 +134,9 @@ func (r *Reporter) authorities(resp *chanceryv1.GetStatusResponse, now time.Time
 	inv, err := checkup.Take(c.Authority.Document(), c.Domain, chain, roots, c.Plugged, now)
 	if err != nil {
 		return nil, fmt.Errorf("reading the authority document: %w", err)
+	}
+	if c.Parented {
+		inv.RenewedBy = checkup.RenewedByParent
 	}
 	d := &chanceryv1.GetStatusResponse_Document{Version: inv.Document.Version, Generation: inv.Document.Generation}
 	for _, l := range inv.Document.Logs {

@@ -199,7 +199,7 @@ func (s *Service) byCertificate(ctx context.Context, cred credentialsOf) (caller
 	}
 	return caller{remote: cred.remote, attestation: *att, Caller: Caller{
 		ID: id, Method: MethodMTLS, Cluster: att.Cluster, Namespace: namespace, ServiceAccount: account, Node: att.Node,
-		CredentialID: fmt.Sprintf("serial=%x", cred.certs[0].SerialNumber), AttestedAt: att.Time,
+		CredentialID: fmt.Sprintf("serial=%x", cred.certs[0].SerialNumber.Bytes()), AttestedAt: att.Time,
 	}}, nil
 }
 

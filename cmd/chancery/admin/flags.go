@@ -57,6 +57,9 @@ func (f *Flags) Call(ctx context.Context, patience time.Duration, do func(contex
 		if strings.Contains(st.Message(), syscall.EACCES.Error()) {
 			return fmt.Errorf("the admin socket %s may be used by root and the server's user only; run this as one of them (%s)", socket, st.Message())
 		}
+		if strings.Contains(st.Message(), "error reading from server") {
+			return fmt.Errorf("the server on %s ended, or was restarted, while it was asked: whether it was done is not known; ask again once it runs (%s)", socket, st.Message())
+		}
 		return fmt.Errorf("no server answers on the admin socket %s: is it running? (%s)", socket, st.Message())
 	case codes.InvalidArgument, codes.FailedPrecondition, codes.PermissionDenied:
 		return errors.New(st.Message())

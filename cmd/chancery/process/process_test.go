@@ -307,7 +307,7 @@ func TestListenNamesFieldAndAddress(t *testing.T) {
 	}
 	defer l.Close()
 	addr := l.Addr().String()
-	if _, err := Listen("metrics", addr); err == nil || err.Error() != "metrics: "+addr+" is in use by another process; stop it, or name another address" {
+	if _, err := Listen("metrics", addr); err == nil || err.Error() != "metrics: "+addr+" is in use; stop what listens there, or name another address" {
 		t.Errorf("an address in use: %v", err)
 	}
 	if _, err := Listen("listen", "192.0.2.1:1"); err == nil || !strings.HasPrefix(err.Error(), "listen: ") {

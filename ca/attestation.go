@@ -56,7 +56,7 @@ func AttestationOf(c *x509.Certificate) (*Attestation, error) {
 		}
 		var a attestationASN1
 		if rest, err := asn1.Unmarshal(e.Value, &a); err != nil || len(rest) > 0 {
-			return nil, fmt.Errorf("attestation extension of certificate %x does not parse", c.SerialNumber)
+			return nil, fmt.Errorf("attestation extension of certificate %x does not parse", c.SerialNumber.Bytes())
 		}
 		return &Attestation{a.Cluster, a.PodHash, a.Node, a.Time}, nil
 	}

@@ -200,7 +200,7 @@ func (s *Service) byCertificate(ctx context.Context, cred credentialsOf) (caller
 	}
 	return caller{remote: cred.remote, attestation: *att, shown: cred.certs[0], Caller: Caller{
 		ID: id, Method: MethodMTLS, Cluster: att.Cluster, Namespace: namespace, ServiceAccount: account, Node: att.Node,
-		CredentialID: fmt.Sprintf("serial=%x", cred.certs[0].SerialNumber), AttestedAt: att.Time,
+		CredentialID: fmt.Sprintf("serial=%x", cred.certs[0].SerialNumber.Bytes()), AttestedAt: att.Time,
 	}}, nil
 }
 

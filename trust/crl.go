@@ -150,7 +150,7 @@ func checkForm(l *x509.RevocationList) error {
 	for _, entry := range l.RevokedCertificateEntries {
 		for _, e := range entry.Extensions {
 			if e.Critical {
-				return fmt.Errorf("its entry for serial %x has the critical extension %s, which is not understood", entry.SerialNumber, e.Id)
+				return fmt.Errorf("its entry for serial %x has the critical extension %s, which is not understood", entry.SerialNumber.Bytes(), e.Id)
 			}
 		}
 	}
@@ -232,15 +232,15 @@ func (c *CRLs) Check(cert *x509.Certificate) error {
 		return nil
 	}
 	r := l.revoked[i]
-	return fmt.Errorf("certificate with serial %x was revoked at %s (%s), says CRL %s of its issuer", cert.SerialNumber,
-		time.Unix(r.time, 0).UTC().Format(time.RFC3339), reasonName(r.reason), l.number)
+	return fmt.Errorf("certificate with serial %x was revoked at %s (%s), says CRL %s of its issuer", cert.SerialNumber.Bytes(),
+		time.Unix(r.time, 0).UTC().Format(time.RFC3339), ReasonName(int(r.reason)), l.number)
 }
 
-// reasonName returns the name of a CRLReason of RFC 5280 section 5.3.1.
-func reasonName(r uint8) string {
+// ReasonName returns the name of a CRLReason of RFC 5280 section 5.3.1.
+func ReasonName(r int) string {
 	names := []string{"unspecified", "keyCompromise", "cACompromise", "affiliationChanged", "superseded", "cessationOfOperation",
 		"certificateHold", "", "removeFromCRL", "privilegeWithdrawn", "aACompromise"}
-	if int(r) < len(names) && names[r] != "" {
+	if r >= 0 && r < len(names) && names[r] != "" {
 		return names[r]
 	}
 	return fmt.Sprintf("reason %d", r)

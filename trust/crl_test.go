@@ -90,7 +90,7 @@ func TestRevokedLeafIsRefused(t *testing.T) {
 		bundle *Bundle
 		want   string
 	}{
-		"revoked":                    {leaf, ca.issuer, b, "certificate of spiffe://td/ns/a/sa/b: certificate with serial 2 was revoked at 2026-11-30T09:00:00Z (keyCompromise), says CRL 5"},
+		"revoked":                    {leaf, ca.issuer, b, "certificate of spiffe://td/ns/a/sa/b: certificate with serial 02 was revoked at 2026-11-30T09:00:00Z (keyCompromise), says CRL 5"},
 		"revoked, no CRLs known":     {leaf, ca.issuer, plain, ""},
 		"not revoked":                {good, ca.issuer, b, ""},
 		"another issuer's":           {fromOther, other, b, ""},

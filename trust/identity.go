@@ -26,7 +26,7 @@ func NewIdentity(want ID, chain []*x509.Certificate, key crypto.Signer, b *Bundl
 		return nil, errors.New("the chain is empty")
 	}
 	if !SameKey(chain[0].PublicKey, key.Public()) {
-		return nil, fmt.Errorf("certificate with serial %x is for another key than ours", chain[0].SerialNumber)
+		return nil, fmt.Errorf("certificate with serial %x is for another key than ours", chain[0].SerialNumber.Bytes())
 	}
 	id, _, err := Verify(chain, Only(b), now)
 	if err != nil {
@@ -56,7 +56,7 @@ func (i *Identity) WithBundle(b *Bundle, now time.Time) (*Identity, error) {
 func (i *Identity) Leaf() *x509.Certificate { return i.Chain[0] }
 
 // Serial returns the leaf's serial number in lower-case hex.
-func (i *Identity) Serial() string { return fmt.Sprintf("%x", i.Leaf().SerialNumber) }
+func (i *Identity) Serial() string { return fmt.Sprintf("%x", i.Leaf().SerialNumber.Bytes()) }
 
 // NotAfter returns the leaf's end.
 func (i *Identity) NotAfter() time.Time { return i.Leaf().NotAfter }

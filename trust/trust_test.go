@@ -233,6 +233,8 @@ func TestInvariant7NewIdentity(t *testing.T) {
 	}
 	if i, err := NewIdentity(want, []*x509.Certificate{cert}, key, c.bundle(t, "td"), time.Now()); err != nil || i.ID != want || i.Leaf() != cert {
 		t.Errorf("a good identity: %v", err)
+	} else if i.Serial() != "02" { // as in logs and CRLs: whole octets, so that texts are equal
+		t.Errorf("serial 2 prints as %q", i.Serial())
 	}
 	for name, f := range map[string]func() (*Identity, error){
 		"another key": func() (*Identity, error) {

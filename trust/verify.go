@@ -57,7 +57,7 @@ func Verify(chain []*x509.Certificate, bundleOf func(Domain) *Bundle, now time.T
 		KeyUsages:     []x509.ExtKeyUsage{x509.ExtKeyUsageAny},
 	})
 	if err != nil {
-		return ID{}, nil, fmt.Errorf("certificate of %s (serial %x, valid %s to %s): %w", id, chain[0].SerialNumber,
+		return ID{}, nil, fmt.Errorf("certificate of %s (serial %x, valid %s to %s): %w", id, chain[0].SerialNumber.Bytes(),
 			chain[0].NotBefore.UTC().Format(time.RFC3339), chain[0].NotAfter.UTC().Format(time.RFC3339), err)
 	}
 	if err := b.crls.Check(chain[0]); err != nil {

@@ -18,6 +18,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"time"
 
@@ -250,12 +251,19 @@ func (l *Log) open() error {
 	return nil
 }
 
+// endsTorn reports whether the last line is not whole. A file that is no audit log, such as one with a key, is an error.
 func endsTorn(f *durable.File) (bool, error) {
 	info, err := f.Stat()
 	if err != nil || !info.Mode().IsRegular() || info.Size() == 0 {
 		return false, err
 	}
-	var last [1]byte
+	var first, last [1]byte
+	if _, err := f.ReadAt(first[:], 0); err != nil && !errors.Is(err, io.EOF) {
+		return false, err
+	}
+	if !strings.ContainsRune("{\n\x00", rune(first[0])) { // zeros are what a failing machine leaves
+		return false, errors.New("the file holds something else than an audit log, which appending to it would destroy; name another one")
+	}
 	if _, err := f.ReadAt(last[:], info.Size()-1); err != nil && !errors.Is(err, io.EOF) {
 		return false, err
 	}

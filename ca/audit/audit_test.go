@@ -147,6 +147,25 @@ func TestTornLineIsEnded(t *testing.T) {
 }
 
 // Each writer is told of a failure, and the log works again once the disk does.
+// TestOtherFilesAreLeftAlone: a key or a database that is named by mistake is not appended to.
+func TestOtherFilesAreLeftAlone(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "state.db")
+	for _, content := range []string{"SQLite format 3\x00", "-----BEGIN PRIVATE KEY-----\n", "q83vEjRWeJA="} {
+		if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if l, err := Open(path); err == nil || !strings.Contains(err.Error(), "something else than an audit log") {
+			t.Errorf("%q: %v", content, err)
+			if err == nil {
+				l.Close()
+			}
+		}
+		if got, err := os.ReadFile(path); err != nil || string(got) != content {
+			t.Errorf("%q became %q, %v", content, got, err)
+		}
+	}
+}
+
 func TestFailureIsToldAndRecoveredFrom(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "audit.jsonl")

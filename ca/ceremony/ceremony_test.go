@@ -270,6 +270,8 @@ var refusals = []struct{ old, new, want string }{
 	{"old/old-root.pem, key: old/old-root-key.pem", "old/old-root.pem", `"old-root" cannot sign; give its key`},
 	{"old/old-root-key.pem", "foreign/old-root-key.pem", "does not belong to the issuing certificate"},
 	{"output: made", "output: old", "nothing is ever overwritten"},
+	{"output: made", "output: none/made", "none is no folder, so made cannot be made in it"},
+	{"output: made", "output: open-key.pem/made", "output: "},
 	{"auditLog: audit.jsonl\n", "", "auditLog is missing"},
 	{"notAfter: 2020-01-01", "notAfter: 2040-01-01", "lint validity (invariant 3)"},
 	{"notAfter: 2001-01-01", "notAfter: 2020-01-02", "after its issuer's chain at 2020-01-01"},

@@ -11,6 +11,7 @@ import (
 	"math/big"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/chancery-project/chancery/ca"
@@ -63,6 +64,9 @@ func NewPlan(c Config, o Options) (*Plan, error) {
 	if _, err := os.Lstat(p.path(c.Output)); !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("output: %s exists already, or cannot be looked at; nothing is ever overwritten: name another folder", c.Output)
 	}
+	if parent := filepath.Dir(p.path(c.Output)); !isDir(parent) {
+		return nil, fmt.Errorf("output: %s is no folder, so %s cannot be made in it; make it first", parent, filepath.Base(c.Output))
+	}
 	var id [4]byte
 	rand.Read(id[:])
 	p.logID = ca.MinLogID + binary.BigEndian.Uint32(id[:])%(ca.MaxLogID-ca.MinLogID)
@@ -84,10 +88,18 @@ func NewPlan(c Config, o Options) (*Plan, error) {
 			return nil, fmt.Errorf("%s (%s): %w", s.field, s.Name, err)
 		}
 		if err := s.made.draft.Zlint(); err != nil {
+			if !strings.Contains(p.domain.String(), ".") {
+				err = fmt.Errorf("%w: trust domain %s should have a dot, such as example.org", err, p.domain)
+			}
 			return nil, fmt.Errorf("%s (%s): %w", s.field, s.Name, err)
 		}
 	}
 	return p, nil
+}
+
+func isDir(path string) bool {
+	info, err := os.Stat(path)
+	return err == nil && info.IsDir()
 }
 
 func (p *Plan) path(name string) string {

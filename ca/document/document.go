@@ -209,11 +209,16 @@ func (a *Authority) OpenKey(ctx context.Context, td trust.Domain, s *keys.Sealer
 	return unseal(a.Key, a.sealContext(td), s)
 }
 
+// lacks is the error where a trust domain was never set up in this document.
+func (d *Document) lacks(td trust.Domain) error {
+	return fmt.Errorf("the authority document has nothing for trust domain %s; it has %v", td, d.domainNames())
+}
+
 // Bundle returns the roots of a trust domain that are trusted now: all but tainted ones.
 func (d *Document) Bundle(td trust.Domain) (*trust.Bundle, error) {
 	state := d.Domains[td.String()]
 	if state == nil {
-		return nil, fmt.Errorf("the authority document has nothing for trust domain %s; it has %v", td, d.domainNames())
+		return nil, d.lacks(td)
 	}
 	var roots []*x509.Certificate
 	for i := range state.Authorities {
@@ -232,11 +237,13 @@ func (d *Document) Bundle(td trust.Domain) (*trust.Bundle, error) {
 
 // Active returns the active authority of a kind.
 func (d *Document) Active(td trust.Domain, kind AuthorityKind) (*Authority, error) {
-	if state := d.Domains[td.String()]; state != nil {
-		for i := range state.Authorities {
-			if a := &state.Authorities[i]; a.Kind == kind && a.State == StateActive {
-				return a, nil
-			}
+	state := d.Domains[td.String()]
+	if state == nil {
+		return nil, d.lacks(td)
+	}
+	for i := range state.Authorities {
+		if a := &state.Authorities[i]; a.Kind == kind && a.State == StateActive {
+			return a, nil
 		}
 	}
 	return nil, fmt.Errorf("the authority document has no active %s for trust domain %s", kind, td)

@@ -72,6 +72,7 @@ func TestPredicates(t *testing.T) {
 		{Predicate{Serial: "01", IssuedBefore: &now}, "exactly one"},
 		{Predicate{Serial: "AB"}, "lower case"}, {Predicate{Serial: "1"}, "hex"}, {Predicate{Serial: "00ab"}, "without zeros"},
 		{Predicate{Serial: strings.Repeat("11", 21)}, "1 to 20 bytes"}, {Predicate{Serial: "xx"}, "hex"},
+		{Predicate{Serial: "7" + strings.Repeat("f", 39)}, ""}, {Predicate{Serial: "8" + strings.Repeat("0", 39)}, "can be no certificate's"},
 		{Predicate{SPIFFEID: "spiffe://other/ns/foo/sa/web"}, "trust domain cluster.local"},
 		{Predicate{SPIFFEID: "spiffe://cluster.local/chancery/server"}, "not a workload's"}, {Predicate{SPIFFEID: "web"}, "spiffe"},
 		{Predicate{IssuedBefore: &later}, "future"}, {Predicate{Node: "n"}, "cluster"}, {Predicate{Cluster: "e", Node: strings.Repeat("n", 254)}, "253"},

@@ -55,8 +55,11 @@ func (p *Predicate) Check(td trust.Domain, now time.Time) error {
 	switch {
 	case p.Serial != "":
 		b, err := hex.DecodeString(p.Serial)
-		if err != nil || len(b) == 0 || len(b) > 20 || b[0] == 0 || strings.ToLower(p.Serial) != p.Serial {
+		switch {
+		case err != nil || len(b) == 0 || len(b) > 20 || b[0] == 0 || strings.ToLower(p.Serial) != p.Serial:
 			return fmt.Errorf("serial %.60q should be hex in lower case, of 1 to 20 bytes, without zeros in front", p.Serial)
+		case !p.listable(): // stored, it would stop every CRL
+			return fmt.Errorf("serial %s can be no certificate's: one of 20 bytes begins with a digit from 0 to 7 (RFC 5280 4.1.2.2)", p.Serial)
 		}
 	case p.SPIFFEID != "":
 		id, err := trust.ParseID(p.SPIFFEID)
@@ -73,6 +76,9 @@ func (p *Predicate) Check(td trust.Domain, now time.Time) error {
 	}
 	return nil
 }
+
+// listable reports whether a CRL can list the serial: as a number it has at most 20 octets, of which the first bit is its sign.
+func (p *Predicate) listable() bool { return len(p.Serial) < 40 || p.Serial[0] < '8' }
 
 // String says what is revoked.
 func (p *Predicate) String() string {

@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 
 	"golang.org/x/mod/sumdb/note"
 	"golang.org/x/mod/sumdb/tlog"
@@ -67,7 +68,11 @@ func Create(dir, name string) (publicKey string, err error) {
 
 // PublicKey returns the public key of the log in a folder, as its own log.pub says.
 func PublicKey(dir string) (string, error) {
-	return ReadPublicKey(filepath.Join(dir, publicFile))
+	key, err := ReadPublicKey(filepath.Join(dir, publicFile))
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) {
+		return "", fmt.Errorf("%s is no folder of an issuance log, as issuanceLog in a server's config names it: %w", dir, err)
+	}
+	return key, err
 }
 
 // ReadPublicKey reads a file with a log's public key.

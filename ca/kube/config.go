@@ -55,7 +55,9 @@ func load(path string) (*rest.Config, error) {
 		return cfg, nil
 	}
 	cfg, err := clientcmd.BuildConfigFromFlags("", path)
-	if err != nil {
+	if clientcmd.IsEmptyConfig(err) { // its own text names an environment variable that we do not read
+		return nil, fmt.Errorf("reading kubeconfig %q: it holds no cluster; it should be a file like ~/.kube/config, with clusters, users, contexts and current-context", path)
+	} else if err != nil {
 		return nil, fmt.Errorf("reading kubeconfig %q: %w", path, err)
 	}
 	if cfg.Insecure {

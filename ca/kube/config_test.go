@@ -20,8 +20,13 @@ clusters: [{name: c, cluster: {server: %q%s}}], users: [{name: u, user: {token: 
 }
 
 func TestConfigRefuses(t *testing.T) {
+	empty := filepath.Join(t.TempDir(), "kubeconfig")
+	if err := os.WriteFile(empty, []byte("{}"), 0o600); err != nil {
+		t.Fatal(err)
+	}
 	for name, tc := range map[string]struct{ file, want string }{
 		"missing":       {"/nonexistent/kubeconfig", "/nonexistent/kubeconfig"},
+		"no cluster":    {empty, "it holds no cluster"},
 		"insecure":      {kubeconfig(t, "https://api.example", ", insecure-skip-tls-verify: true"), "insecure-skip-tls-verify"},
 		"without TLS":   {kubeconfig(t, "http://api.example", ""), "https"},
 		"outside a pod": {"", "no kubeconfig is given"},

@@ -54,7 +54,7 @@ func findings(set *zlint.ResultSet) error {
 	var failed []string
 	for name, r := range set.Results {
 		if r.Status > lint.Pass {
-			failed = append(failed, fmt.Sprintf("%s (%s) %s", name, r.Status, r.Details))
+			failed = append(failed, strings.TrimSpace(fmt.Sprintf("%s (%s) %s", name, r.Status, r.Details)))
 		}
 	}
 	if len(failed) == 0 {

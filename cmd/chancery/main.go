@@ -67,8 +67,9 @@ func newRoot() *cobra.Command {
 		Long: "Chancery issues X.509-SVIDs to workloads that prove themselves with Kubernetes service-account tokens,\n" +
 			"serves them to proxies over SDS and the SPIFFE Workload API, and rotates them.\n\n" +
 			"To see it work on this machine: chancery dev",
-		SilenceErrors: true, SilenceUsage: true, Version: version(info),
+		SilenceErrors: true, SilenceUsage: true, Version: version(info), Args: process.Group, RunE: process.Help,
 	}
+	root.SetFlagErrorFunc(process.FlagError)
 	authority := server.AuthorityCommand()
 	authority.AddCommand(ceremony.Command(), ceremony.ImportCommand())
 	root.AddCommand(server.Command(), agent.Command(), dev.Command(), authority,

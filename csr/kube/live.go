@@ -161,7 +161,7 @@ func (c *Cluster) OnNode(ctx context.Context, caller csr.Caller, namespace, acco
 	agent := caller.Namespace + "/" + caller.ServiceAccount
 	switch {
 	case c.pods == nil:
-		return refuse(csr.ReasonNoPodWatch, "cluster %s has no pod watch, so nobody can tell what runs on a node", c.name)
+		return refuse(csr.ReasonNoPodWatch, "service account %s asks for %s/%s, not for itself; only node agents may, and not in cluster %s: its pods are not watched, so nobody can tell what runs on a node", agent, namespace, account, c.name)
 	case caller.Method != csr.MethodToken || caller.PodUID == "":
 		return refuse(csr.ReasonTokenNoPod, "asking for another pod needs a token that is bound to a pod")
 	case caller.Cluster != "" && caller.Cluster != c.name:

@@ -3,6 +3,7 @@ package kube
 import (
 	"fmt"
 	"strconv"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -339,7 +340,11 @@ func TestD16D18OnNode(t *testing.T) {
 
 func TestD18NoPodWatchNoImpersonation(t *testing.T) {
 	c := newCluster(t, Config{JWKSFile: jwttest.File(t, jwttest.KeySet(t, "p256")), NodeAgents: []string{"istio-system/ztunnel"}})
-	jwttest.WantDenial(t, c.OnNode(t.Context(), agent(), "foo", "web"), codes.PermissionDenied, csr.ReasonNoPodWatch)
+	err := c.OnNode(t.Context(), agent(), "foo", "web")
+	jwttest.WantDenial(t, err, codes.PermissionDenied, csr.ReasonNoPodWatch)
+	if !strings.Contains(err.Error(), "istio-system/ztunnel asks for foo/web, not for itself") {
+		t.Errorf("it does not say what was asked: %v", err)
+	}
 	if err := c.Alive(t.Context(), "foo", "web", "node-1", nil); err != nil {
 		t.Errorf("Alive without a pod watch: %v", err)
 	}

@@ -32,6 +32,9 @@ func Listen(path string) (net.Listener, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return nil, fmt.Errorf("listening on socket: %w", err)
 	}
+	if _, err := isSocket(path); err != nil { // before a lock's file is left beside something else
+		return nil, fmt.Errorf("listening on socket %s: %w", path, err)
+	}
 	lock, err := hold(path + ".lock")
 	if err != nil {
 		return nil, fmt.Errorf("listening on socket %s: %w", path, err)
@@ -97,18 +100,25 @@ func bind(path string) (*net.UnixListener, error) {
 
 var errServed = errors.New("another process serves this socket; stop it or choose another path")
 
+// isSocket reports whether a socket lies there. Anything else that does is an error.
+func isSocket(path string) (bool, error) {
+	info, err := os.Lstat(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	} else if err != nil {
+		return false, err
+	}
+	if info.Mode().Type() != fs.ModeSocket {
+		return false, errors.New("a file that is not a socket is in the way; remove it or choose another path")
+	}
+	return true, nil
+}
+
 // removeStale removes a socket only when the kernel says that nobody listens on it (ECONNREFUSED). Any other answer,
 // such as a full backlog, can come from a live process.
 func removeStale(path string) error {
-	info, err := os.Lstat(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
+	if there, err := isSocket(path); !there || err != nil {
 		return err
-	}
-	if info.Mode().Type() != fs.ModeSocket {
-		return errors.New("a file that is not a socket is in the way; remove it or choose another path")
 	}
 	c, err := net.DialTimeout("unix", path, time.Second)
 	switch {

@@ -2,6 +2,7 @@ package socket
 
 import (
 	"errors"
+	"io/fs"
 	"net"
 	"os"
 	"path/filepath"
@@ -37,6 +38,9 @@ func TestListen(t *testing.T) {
 	}
 	if _, err := Listen(file); err == nil || !strings.Contains(err.Error(), "not a socket") {
 		t.Errorf("a plain file was replaced: %v", err)
+	}
+	if _, err := os.Lstat(file + ".lock"); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("a lock is left beside it: %v", err)
 	}
 	if _, err := Listen("/" + strings.Repeat("x", 108)); err == nil || !strings.Contains(err.Error(), "the kernel allows 107") {
 		t.Errorf("long path: %v", err)

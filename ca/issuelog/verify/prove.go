@@ -169,7 +169,7 @@ func DecodeProof(data []byte) (*Proof, error) {
 	}
 	p := new(Proof)
 	if err := json.Unmarshal(data, p, json.RejectUnknownMembers(true)); err != nil {
-		return nil, fmt.Errorf("decoding proof: %w", err)
+		return nil, fmt.Errorf("it is no proof, as `chancery log prove -o json` prints it: %w", err)
 	}
 	return p, nil
 }

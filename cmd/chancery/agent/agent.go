@@ -19,7 +19,7 @@ func Command() *cobra.Command {
 	var file string
 	var logs process.LogFlags
 	cmd := &cobra.Command{
-		Use: "agent -c FILE", Short: "Fetch one identity, keep it fresh and serve it to proxies", Args: cobra.NoArgs,
+		Use: "agent -c FILE", Short: "Fetch one identity, keep it fresh and serve it to proxies", Args: process.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			logger, err := logs.Logger(cmd.ErrOrStderr())
 			if err != nil {
@@ -88,8 +88,8 @@ func (s *Settings) listen() (metrics, socket net.Listener, err error) {
 			}
 		}
 	}()
-	if metrics, err = net.Listen("tcp", s.Metrics); err != nil {
-		return nil, nil, s.wrong(fmt.Errorf("metrics: %w", err))
+	if metrics, err = process.Listen("metrics", s.Metrics); err != nil {
+		return nil, nil, s.wrong(err)
 	}
 	if socket, err = sds.Listen(s.Socket); err != nil {
 		return metrics, nil, s.wrong(fmt.Errorf("socket: %w", err))

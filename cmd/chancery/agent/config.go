@@ -110,6 +110,10 @@ func (s *Settings) checkPresent() error {
 			return fmt.Errorf("%s is missing; %s", f.name, f.like)
 		}
 	}
+	if err := process.CheckDistinct([]process.File{{Field: "socket", Path: s.Socket}, {Field: "addrFile", Path: s.AddrFile}},
+		[]process.File{{Field: "serverRoots", Path: s.ServerRoots}, {Field: "tokenFile", Path: s.TokenFile}}); err != nil {
+		return err
+	}
 	if i := slices.Index(s.Files, ""); i >= 0 {
 		return fmt.Errorf("files[%d] is empty; name a folder, such as /etc/certs", i)
 	}

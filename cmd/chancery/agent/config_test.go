@@ -93,6 +93,7 @@ func TestConfigErrors(t *testing.T) {
 		{"identity: spiffe://cluster.local/ns/foo/sa/web", "", "identity is missing", "spiffe://"},
 		{"127.0.0.1:8443", "localhost", "server: ", "host:port"},
 		{"tokenFile", "metrics: 1\ntokenFile", "metrics should be text", "quotes"},
+		{"tokenFile", "addrFile: token\ntokenFile", "addrFile, which is written, and tokenFile", "each needs its own"},
 		{"tokenFile", "metrics: here\ntokenFile", "metrics: ", "host:port"},
 		{"spiffe://", "https://", "identity: ", "spiffe://"},
 		{"ns/foo/sa/web", "chancery/server", "identity: ", "/ns/NS/sa/SA"},

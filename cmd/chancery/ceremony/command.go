@@ -26,7 +26,7 @@ func Command() *cobra.Command {
 	var file string
 	var sign bool
 	cmd := &cobra.Command{
-		Use: "ceremony -c FILE [--sign]", Short: "Make roots, issuers, cross-certificates and CRLs from one reviewed file", Args: cobra.NoArgs,
+		Use: "ceremony -c FILE [--sign]", Short: "Make roots, issuers, cross-certificates and CRLs from one reviewed file", Args: process.NoArgs,
 		Long: "Prints in words every certificate and CRL that the file asks for, after all checks and lints. That is all, unless\n" +
 			"--sign is given: then the same is printed with its serial numbers, signed, and written into the output folder, which\n" +
 			"appears complete or not at all. docs/ceremony.md walks through one.",

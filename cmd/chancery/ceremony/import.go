@@ -17,7 +17,7 @@ import (
 func ImportCommand() *cobra.Command {
 	var name string
 	cmd := &cobra.Command{
-		Use: "import-profile FILE", Short: "Turn signing profiles of cfssl into profiles for a server's config", Args: cobra.ExactArgs(1),
+		Use: "import-profile FILE", Short: "Turn signing profiles of cfssl into profiles for a server's config", Args: process.OneArg,
 		Long: "Reads the signing profiles in a config file of cfssl and prints each as a profile for the config of a server. A setting\n" +
 			"that would mean something else here is refused by name, with the reason; then nothing is printed.",
 		RunE: func(cmd *cobra.Command, args []string) error {

@@ -23,7 +23,7 @@ type flags struct {
 func Command() *cobra.Command {
 	var f flags
 	cmd := &cobra.Command{
-		Use: "dev", Short: "Run everything in one process, to see it work", Args: cobra.NoArgs,
+		Use: "dev", Short: "Run everything in one process, to see it work", Args: process.NoArgs,
 		Long: "Runs a server, an agent and a token issuer in one process, with all state in one folder. Whoever connects to the\n" +
 			"agent's socket is identified by Unix user, as spiffe://cluster.local/ns/dev/sa/USER. For trying things out, not for\n" +
 			"production: the token issuer vouches for whatever this process asks.",

@@ -26,7 +26,7 @@ func Command() *cobra.Command {
 	var file, format string
 	var offline bool
 	cmd := &cobra.Command{
-		Use: "doctor -c FILE", Short: "Look for what is wrong with a server or an agent", Args: cobra.NoArgs,
+		Use: "doctor -c FILE", Short: "Look for what is wrong with a server or an agent", Args: process.NoArgs,
 		Long: "Looks at all that belongs to the server, or agent, whose config is given: what it says itself if it runs, chain, keys,\n" +
 			"logs, file modes, disks, clock. Each finding says what it means and what to do. Nothing is changed. Run it on the same\n" +
 			"machine, as the same user or root; what it may not look at is a finding, too.\n\n" + status.ExitCodes,

@@ -19,7 +19,7 @@ import (
 
 // block is one PEM block, as `inspect -o json` has it.
 type block struct {
-	Type        string     `json:"type"` // certificate, request, private key (not shown), or the PEM type
+	Type        string     `json:"type"` // certificate, request, CRL, private key (not shown), or the PEM type
 	SPIFFEID    string     `json:"spiffeId,omitempty"`
 	Names       []string   `json:"names,omitempty"` // DNS names, IPs, email addresses, other URIs
 	Subject     string     `json:"subject,omitempty"`
@@ -33,7 +33,18 @@ type block struct {
 	SubjectKey  string     `json:"subjectKeyId,omitempty"`
 	IssuerKey   string     `json:"authorityKeyId,omitempty"`
 	Attestation string     `json:"attestation,omitempty"`
+	Number      string     `json:"number,omitempty"`
+	ThisUpdate  *time.Time `json:"thisUpdate,omitempty"`
+	NextUpdate  *time.Time `json:"nextUpdate,omitempty"`
+	Revoked     []entry    `json:"revoked,omitempty"`
 	Findings    []string   `json:"findings,omitempty"`
+}
+
+// entry is one certificate that a CRL revokes.
+type entry struct {
+	Serial string    `json:"serial"`
+	Time   time.Time `json:"time"`
+	Reason int       `json:"reason,omitempty"` // CRLReason of RFC 5280 section 5.3.1
 }
 
 // decode reads all PEM blocks.
@@ -49,7 +60,7 @@ func decode(data []byte) ([]block, error) {
 	begun := bytes.Count(data, []byte("-----BEGIN "))
 	switch {
 	case len(all) == 0 && begun == 0:
-		return nil, errors.New("there is no PEM block; expected -----BEGIN CERTIFICATE----- or a CSR")
+		return nil, errors.New("there is no PEM block; expected -----BEGIN CERTIFICATE-----, a CSR or a CRL")
 	case len(all) < begun:
 		return nil, fmt.Errorf("%d of %d PEM blocks do not decode; is the file cut off?", begun-len(all), begun)
 	}
@@ -70,6 +81,12 @@ func inspectBlock(b *pem.Block) block {
 			return block{Type: "request", Findings: []string{"does not parse: " + err.Error()}}
 		}
 		return inspectRequest(req)
+	case b.Type == "X509 CRL":
+		crl, err := x509.ParseRevocationList(b.Bytes)
+		if err != nil {
+			return block{Type: "CRL", Findings: []string{"does not parse: " + err.Error()}}
+		}
+		return inspectCRL(crl, time.Now())
 	case strings.HasSuffix(b.Type, "PRIVATE KEY"):
 		return block{Type: "private key (not shown)"}
 	}
@@ -78,7 +95,7 @@ func inspectBlock(b *pem.Block) block {
 
 func inspectCertificate(c *x509.Certificate, now time.Time) block {
 	b := block{
-		Type: "certificate", Subject: c.Subject.String(), Issuer: c.Issuer.String(), Serial: fmt.Sprintf("%x", c.SerialNumber),
+		Type: "certificate", Subject: c.Subject.String(), Issuer: c.Issuer.String(), Serial: fmt.Sprintf("%x", c.SerialNumber.Bytes()),
 		NotBefore: new(c.NotBefore.UTC()), NotAfter: new(c.NotAfter.UTC()), Key: keyName(c.PublicKey), CA: c.IsCA, Usages: usages(c),
 		SubjectKey: fmt.Sprintf("%x", c.SubjectKeyId), IssuerKey: fmt.Sprintf("%x", c.AuthorityKeyId),
 	}
@@ -109,6 +126,27 @@ func inspectRequest(r *x509.CertificateRequest) block {
 	b.setNames(r.URIs, r.DNSNames, r.IPAddresses, r.EmailAddresses)
 	if err := r.CheckSignature(); err != nil {
 		b.find("the signature does not verify: %v", err)
+	}
+	return b
+}
+
+func inspectCRL(l *x509.RevocationList, now time.Time) block {
+	b := block{Type: "CRL", Issuer: l.Issuer.String(), ThisUpdate: new(l.ThisUpdate.UTC()), IssuerKey: fmt.Sprintf("%x", l.AuthorityKeyId)}
+	if l.Number != nil {
+		b.Number = l.Number.String()
+	}
+	for _, e := range l.RevokedCertificateEntries {
+		b.Revoked = append(b.Revoked, entry{fmt.Sprintf("%x", e.SerialNumber.Bytes()), e.RevocationTime.UTC(), e.ReasonCode})
+	}
+	if l.NextUpdate.IsZero() {
+		b.find("it does not say when the next one comes")
+		return b
+	}
+	b.NextUpdate = new(l.NextUpdate.UTC())
+	if now.After(l.NextUpdate) {
+		b.find("it has ended")
+	} else if now.Before(l.ThisUpdate) {
+		b.find("it is not valid yet")
 	}
 	return b
 }
@@ -182,6 +220,14 @@ func (b block) print(out io.Writer) {
 	if b.NotAfter != nil {
 		line("valid", b.NotBefore.Format(time.RFC3339)+" to "+b.NotAfter.Format(time.RFC3339))
 	}
+	line("number", b.Number)
+	if b.ThisUpdate != nil {
+		valid := "from " + b.ThisUpdate.Format(time.RFC3339)
+		if b.NextUpdate != nil {
+			valid = b.ThisUpdate.Format(time.RFC3339) + " to " + b.NextUpdate.Format(time.RFC3339)
+		}
+		line("valid", valid)
+	}
 	line("key", b.Key)
 	line("usages", strings.Join(b.Usages, ", "))
 	if b.CA {
@@ -190,6 +236,16 @@ func (b block) print(out io.Writer) {
 	line("key ID", b.SubjectKey)
 	line("issuer key", b.IssuerKey)
 	line("attested", b.Attestation)
+	if b.ThisUpdate != nil && len(b.Revoked) == 0 {
+		line("revoked", "none")
+	}
+	for _, e := range b.Revoked {
+		text := e.Serial + " at " + e.Time.Format(time.RFC3339)
+		if e.Reason != 0 {
+			text += ", " + trust.ReasonName(e.Reason)
+		}
+		line("revoked", text)
+	}
 	for _, f := range b.Findings {
 		line("finding", f)
 	}

@@ -70,7 +70,7 @@ func TestInspectCertificate(t *testing.T) {
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
 	}
 	got := text(t, certificate(t, &good))
-	for _, want := range []string{"SPIFFE ID    spiffe://cluster.local/ns/foo/sa/web", "serial       abc", "key          p256", "usages       digitalSignature, serverAuth, clientAuth"} {
+	for _, want := range []string{"SPIFFE ID    spiffe://cluster.local/ns/foo/sa/web", "serial       0abc", "key          p256", "usages       digitalSignature, serverAuth, clientAuth"} {
 		if !strings.Contains(got, want) {
 			t.Errorf("no %q in:\n%s", want, got)
 		}
@@ -138,6 +138,46 @@ func TestInspectRequest(t *testing.T) {
 	}
 	if got := text(t, encode(der[:20])); !strings.Contains(got, "does not parse") {
 		t.Errorf("half a request:\n%s", got)
+	}
+}
+
+func TestInspectCRL(t *testing.T) {
+	key := newKey(t)
+	issuer := &x509.Certificate{Subject: pkix.Name{CommonName: "issuer"}, KeyUsage: x509.KeyUsageCRLSign, SubjectKeyId: []byte{1, 2}}
+	now := time.Now().Truncate(time.Second)
+	encode := func(l x509.RevocationList) []byte {
+		der, err := x509.CreateRevocationList(rand.Reader, &l, issuer, key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return pem.EncodeToMemory(&pem.Block{Type: "X509 CRL", Bytes: der})
+	}
+	empty := x509.RevocationList{Number: big.NewInt(7), ThisUpdate: now.Add(-time.Hour), NextUpdate: now.Add(time.Hour)}
+	full, ended := empty, empty
+	full.RevokedCertificateEntries = []x509.RevocationListEntry{
+		{SerialNumber: big.NewInt(0xabc), RevocationTime: now, ReasonCode: 1}, {SerialNumber: big.NewInt(0xdd), RevocationTime: now},
+	}
+	ended.ThisUpdate, ended.NextUpdate = now.Add(-2*time.Hour), now.Add(-time.Hour)
+	stamp := now.UTC().Format(time.RFC3339)
+	for _, c := range []struct {
+		name string
+		pem  []byte
+		want []string
+	}{
+		{"empty", encode(empty), []string{"CRL\n  issuer       CN=issuer\n  number       7\n  valid        " + empty.ThisUpdate.UTC().Format(time.RFC3339) + " to ", "issuer key   0102", "revoked      none\n"}},
+		{"full", encode(full), []string{"revoked      0abc at " + stamp + ", keyCompromise\n", "revoked      dd at " + stamp + "\n"}},
+		{"ended", encode(ended), []string{"finding      it has ended"}},
+		{"garbage", pem.EncodeToMemory(&pem.Block{Type: "X509 CRL", Bytes: []byte("x")}), []string{"CRL\n", "finding      does not parse"}},
+	} {
+		got := text(t, c.pem)
+		for _, want := range c.want {
+			if !strings.Contains(got, want) {
+				t.Errorf("%s: no %q in:\n%s", c.name, want, got)
+			}
+		}
+		if (c.name == "empty" || c.name == "full") && strings.Contains(got, "finding") {
+			t.Errorf("%s has findings:\n%s", c.name, got)
+		}
 	}
 }
 

@@ -1,5 +1,5 @@
-// Package inspect owns `chancery inspect`: it says in words what PEM certificates and CSRs hold, and what would stop a
-// SPIFFE validator from accepting them.
+// Package inspect owns `chancery inspect`: it says in words what PEM certificates, CSRs and CRLs hold, and what would stop
+// a SPIFFE validator from accepting them.
 //
 // It refuses to print private keys; where the input has one it only says so.
 package inspect
@@ -21,8 +21,8 @@ import (
 func Command() *cobra.Command {
 	var format string
 	cmd := &cobra.Command{
-		Use: "inspect FILE|-", Short: "Say in words what PEM certificates and CSRs hold", Args: cobra.ExactArgs(1),
-		Long: "Reads PEM from a file or standard input and prints each certificate and CSR: identity, validity, keys, usages, and\n" +
+		Use: "inspect FILE|-", Short: "Say in words what PEM certificates, CSRs and CRLs hold", Args: process.OneArg,
+		Long: "Reads PEM from a file or standard input and prints each certificate, CSR and CRL: identity, validity, keys, usages, and\n" +
 			"what would stop a SPIFFE validator from accepting it. Private keys in the input are named, never printed.",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := process.CheckFormat(format, "text", "json"); err != nil {

@@ -25,7 +25,7 @@ func auditCommand() *cobra.Command {
 	var server admin.Flags
 	var against, format string
 	cmd := &cobra.Command{
-		Use: "audit --against agents", Short: "Find certificates in use that no log has", Args: cobra.NoArgs,
+		Use: "audit --against agents", Short: "Find certificates in use that no log has", Args: process.NoArgs,
 		Long: "Asks the server which SVIDs its agents say they serve, and looks each up in the logs. One that no log has was not signed by\n" +
 			"the servers that keep them. Exit code 1: there are such; each is named. 2: not all logs or agents could be asked.",
 		RunE: func(cmd *cobra.Command, _ []string) error {

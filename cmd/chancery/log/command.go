@@ -21,7 +21,7 @@ import (
 // Command returns `chancery log`.
 func Command() *cobra.Command {
 	cmd := &cobra.Command{
-		Use: "log", Short: "Verify, prove and search what was issued", Args: cobra.NoArgs, RunE: process.Help,
+		Use: "log", Short: "Verify, prove and search what was issued", Args: process.Group, RunE: process.Help,
 		Long: "Works on issuance logs: the folders that issuanceLog in a server's config names, also while the server runs.\n" +
 			"docs/log.md describes their files.",
 	}
@@ -32,7 +32,7 @@ func Command() *cobra.Command {
 func verifyCommand() *cobra.Command {
 	var earlier, key, format string
 	cmd := &cobra.Command{
-		Use: "verify DIR", Short: "Recompute everything in a log", Args: cobra.ExactArgs(1),
+		Use: "verify DIR", Short: "Recompute everything in a log", Args: process.OneArg,
 		Long: "Reads all of a log and recomputes everything: the checkpoint's signature, its root from the entries, each tile, that\n" +
 			"each serial is used once, that each certificate follows its intent and has the hash that the intent announced.\n" +
 			"With --checkpoint it also holds the log to a checkpoint that was copied away earlier: a log that was rebuilt is a\n" +
@@ -100,7 +100,7 @@ func proveCommand() *cobra.Command {
 	var where sources
 	var format string
 	cmd := &cobra.Command{
-		Use: "prove SERIAL", Short: "Prove that a certificate is in a log", Args: cobra.ExactArgs(1),
+		Use: "prove SERIAL", Short: "Prove that a certificate is in a log", Args: process.OneArg,
 		Long: "Makes a proof that the entries of a serial (hex) are in a log. With -o json it is a file that `chancery log\n" +
 			"check-proof` verifies without the log. Exit code 2: not found, and not all logs could be read.",
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -129,7 +129,7 @@ func proveCommand() *cobra.Command {
 func checkProofCommand() *cobra.Command {
 	var key, cert string
 	cmd := &cobra.Command{
-		Use: "check-proof FILE --key FILE", Short: "Verify a proof without the log", Args: cobra.ExactArgs(1),
+		Use: "check-proof FILE --key FILE", Short: "Verify a proof without the log", Args: process.OneArg,
 		Long: "Verifies a proof of `chancery log prove -o json` with the log's public key: that the log has signed a tree with these\n" +
 			"entries. With --cert, also that they are about this very certificate.",
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -167,7 +167,7 @@ func searchCommand() *cobra.Command {
 	var where sources
 	var since, format string
 	cmd := &cobra.Command{
-		Use: "search [ID|SERIAL]", Short: "Find what was issued to whom", Args: cobra.MaximumNArgs(1),
+		Use: "search [ID|SERIAL]", Short: "Find what was issued to whom", Args: process.MaybeOneArg,
 		Long: "Prints the entries of a SPIFFE ID or serial (hex), or of a time on. They are not verified: see `chancery log verify`.\n" +
 			"Exit code 2: not all logs could be read; those are named.",
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -178,7 +178,15 @@ func searchCommand() *cobra.Command {
 			if err != nil {
 				return fmt.Errorf("log search: %w", err)
 			}
-			return where.search(cmd.Context(), q, printer(cmd.OutOrStdout(), format))
+			found, show := false, printer(cmd.OutOrStdout(), format)
+			err = where.search(cmd.Context(), q, func(r *verify.Reader, f verify.Found) error {
+				found = true
+				return show(r, f)
+			})
+			if err == nil && !found { // standard output has entries only
+				fmt.Fprintln(cmd.ErrOrStderr(), "chancery: log search: nothing found")
+			}
+			return err
 		},
 	}
 	where.add(cmd)

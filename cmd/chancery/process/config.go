@@ -165,6 +165,30 @@ func Absolute(file string, paths ...*string) error {
 	return nil
 }
 
+// File is a field of a config file that names a file or folder, and its value.
+type File struct{ Field, Path string }
+
+// CheckDistinct refuses a file that is written and has another use besides: each would destroy the other's content.
+func CheckDistinct(written, read []File) error {
+	taken := map[string]string{}
+	for _, f := range written {
+		if f.Path == "" {
+			continue
+		}
+		path := filepath.Clean(f.Path)
+		if other, twice := taken[path]; twice {
+			return fmt.Errorf("%s and %s are both %s; each needs its own", other, f.Field, path)
+		}
+		taken[path] = f.Field
+	}
+	for _, f := range read {
+		if other, twice := taken[filepath.Clean(f.Path)]; twice && f.Path != "" {
+			return fmt.Errorf("%s, which is written, and %s are both %s; each needs its own", other, f.Field, filepath.Clean(f.Path))
+		}
+	}
+	return nil
+}
+
 // Duration reads a field that holds a duration which is not negative; empty gives 0.
 func Duration(field, s string) (time.Duration, error) {
 	if s == "" {

@@ -300,6 +300,21 @@ func TestBoundsOfHTTP(t *testing.T) {
 	})
 }
 
+func TestListenNamesFieldAndAddress(t *testing.T) {
+	l, err := Listen("metrics", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	addr := l.Addr().String()
+	if _, err := Listen("metrics", addr); err == nil || err.Error() != "metrics: "+addr+" is in use; stop what listens there, or name another address" {
+		t.Errorf("an address in use: %v", err)
+	}
+	if _, err := Listen("listen", "192.0.2.1:1"); err == nil || !strings.HasPrefix(err.Error(), "listen: ") {
+		t.Errorf("an address of another machine: %v", err)
+	}
+}
+
 // pipeListener accepts pipes.
 type pipeListener struct {
 	conns chan net.Conn

@@ -40,7 +40,7 @@ func Command() *cobra.Command {
 			"`chancery restore`; in the other cases whoever has a good token gets a new one. Connections that stand go on until\n" +
 			"their next handshake. docs/revocation.md says who enforces what.\n\n" +
 			"Exit code 2: INCOMPLETE. Logs of other replicas could not be read, or the CRLs are not out yet; it is tried again.",
-		Args: cobra.MaximumNArgs(1),
+		Args: process.MaybeOneArg,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := process.CheckFormat(format, "text", "json"); err != nil {
 				return err
@@ -117,7 +117,7 @@ func listCommand() *cobra.Command {
 	var server admin.Flags
 	var format string
 	cmd := &cobra.Command{
-		Use: "list -c FILE|--admin SOCKET", Short: "Show what is revoked, and who has it", Args: cobra.NoArgs,
+		Use: "list -c FILE|--admin SOCKET", Short: "Show what is revoked, and who has it", Args: process.NoArgs,
 		Long: "Prints the revocations that stand, how many agents have the last CRLs, and who does not enforce them.\n" +
 			"Exit code 2: INCOMPLETE. Logs of other replicas cannot be read, or the CRLs are not out yet; it is tried again.",
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -144,7 +144,7 @@ func listCommand() *cobra.Command {
 func RestoreCommand() *cobra.Command {
 	var server admin.Flags
 	cmd := &cobra.Command{
-		Use: "restore SPIFFE-ID -c FILE|--admin SOCKET", Short: "Let a revoked identity have certificates again", Args: cobra.ExactArgs(1),
+		Use: "restore SPIFFE-ID -c FILE|--admin SOCKET", Short: "Let a revoked identity have certificates again", Args: process.OneArg,
 		Long: "Ends the revocation of an identity: it may have new certificates. Those that were revoked stay revoked.",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			id, err := trust.ParseID(args[0])

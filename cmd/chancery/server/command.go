@@ -19,7 +19,7 @@ func Command() *cobra.Command {
 	var file string
 	var logs process.LogFlags
 	cmd := &cobra.Command{
-		Use: "server -c FILE", Short: "Run the certificate authority", Args: cobra.NoArgs,
+		Use: "server -c FILE", Short: "Run the certificate authority", Args: process.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			logger, err := logs.Logger(cmd.ErrOrStderr())
 			if err != nil {
@@ -67,10 +67,10 @@ func tuneRuntime() {
 
 // AuthorityCommand returns `chancery authority`.
 func AuthorityCommand() *cobra.Command {
-	cmd := &cobra.Command{Use: "authority", Short: "Make and show the authorities of a server", Args: cobra.NoArgs, RunE: process.Help}
+	cmd := &cobra.Command{Use: "authority", Short: "Make and show the authorities of a server", Args: process.Group, RunE: process.Help}
 	var file, format, root string
 	init := &cobra.Command{
-		Use: "init -c FILE", Short: "Make root and issuer, or adopt plugged-in ones", Args: cobra.NoArgs,
+		Use: "init -c FILE", Short: "Make root and issuer, or adopt plugged-in ones", Args: process.NoArgs,
 		Long: "Makes the authority document of the server whose config is given: with a new root and issuer, or, where the config\n" +
 			"names a plugged-in issuer, with that. Writes the roots to roots.pem beside the state. Nothing that exists is changed.\n" +
 			"With --root, the root is kept elsewhere: only its certificate is taken, and the issuer comes from the config's parent,\n" +
@@ -91,7 +91,7 @@ func AuthorityCommand() *cobra.Command {
 	}
 	init.Flags().StringVar(&root, "root", "", "PEM file with the certificate of a root whose key is kept elsewhere")
 	show := &cobra.Command{
-		Use: "show -c FILE", Short: "Show the authorities of every trust domain", Args: cobra.NoArgs,
+		Use: "show -c FILE", Short: "Show the authorities of every trust domain", Args: process.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := process.CheckFormat(format, "text", "json", "pem"); err != nil {
 				return err

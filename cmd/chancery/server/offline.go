@@ -31,7 +31,7 @@ import (
 func csrCommand(file *string) *cobra.Command {
 	var fresh bool
 	cmd := &cobra.Command{
-		Use: "csr -c FILE", Short: "Print a request for the next issuer's certificate, for a root that is kept elsewhere", Args: cobra.NoArgs,
+		Use: "csr -c FILE", Short: "Print a request for the next issuer's certificate, for a root that is kept elsewhere", Args: process.NoArgs,
 		Long: "Makes the key of the next issuer, where the config says that keys lie, and prints a certificate signing request (PEM)\n" +
 			"for the CA that keeps the root. The same request is printed again until its certificate is imported.",
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -70,7 +70,7 @@ func requestIssuer(ctx context.Context, s *Settings, fresh bool) (der []byte, er
 // importCommand returns `chancery authority import`.
 func importCommand(file *string) *cobra.Command {
 	return &cobra.Command{
-		Use: "import -c FILE CHAIN.pem", Short: "Take an issuer's certificate that was signed elsewhere into use", Args: cobra.ExactArgs(1),
+		Use: "import -c FILE CHAIN.pem", Short: "Take an issuer's certificate that was signed elsewhere into use", Args: process.OneArg,
 		Long: "Takes the certificate that the request of `authority csr` was answered with, followed by those between it and the root,\n" +
 			"if there are any. The chain is checked as a whole: key, usage, path, root, lifetime, lints. One that fails changes nothing.\n" +
 			"A server that runs signs with the new issuer once connected agents have its CRL, after 10 s at the latest.",

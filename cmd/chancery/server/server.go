@@ -237,11 +237,11 @@ func (s *Server) ready() error {
 
 // Listen opens the two addresses and the admin socket, so that one in use is an error before anything runs.
 func (s *Server) Listen() (listen, metrics net.Addr, err error) {
-	if s.listener, err = net.Listen("tcp", s.settings.Listen); err != nil {
-		return nil, nil, s.settings.wrong(fmt.Errorf("listen: %w", err))
+	if s.listener, err = process.Listen("listen", s.settings.Listen); err != nil {
+		return nil, nil, s.settings.wrong(err)
 	}
-	if s.metrics, err = net.Listen("tcp", s.settings.Metrics); err != nil {
-		return nil, nil, s.settings.wrong(fmt.Errorf("metrics: %w", err))
+	if s.metrics, err = process.Listen("metrics", s.settings.Metrics); err != nil {
+		return nil, nil, s.settings.wrong(err)
 	}
 	if s.admin, err = adminsocket.Listen(s.settings.AdminSocket()); err != nil {
 		return nil, nil, err

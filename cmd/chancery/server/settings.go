@@ -58,7 +58,7 @@ func parseConfig(data []byte, file string) (*Settings, error) {
 	if err := s.setDefaults(file); err != nil {
 		return nil, err
 	}
-	for _, check := range []func() error{s.parse, s.checkPresent, s.parseClusters, s.parseNames} {
+	for _, check := range []func() error{s.parse, s.checkPresent, s.checkFiles, s.parseClusters, s.parseNames} {
 		if err := check(); err != nil {
 			return nil, s.wrong(err)
 		}
@@ -140,6 +140,31 @@ func (s *Settings) checkPresent() error {
 		return errors.New("issuer and keys are both set; a plugged-in issuer brings its key along, so leave keys out")
 	}
 	return nil
+}
+
+// checkFiles refuses one file for two things.
+func (s *Settings) checkFiles() error {
+	written := []process.File{
+		{Field: "state.sqlite", Path: s.State.SQLite}, {Field: "state.sealingKey", Path: s.State.SealingKey}, {Field: "auditLog", Path: s.AuditLog},
+		{Field: "issuanceLog", Path: s.IssuanceLog}, {Field: "addrFile", Path: s.AddrFile}, {Field: "keys.dir", Path: s.Keys.Dir},
+		{Field: "the roots for agents", Path: s.rootsFile()}, {Field: "the admin socket", Path: s.AdminSocket()},
+	}
+	file, err := filepath.Abs(s.file)
+	if err != nil {
+		return err
+	}
+	read := []process.File{{Field: "this config", Path: file}, {Field: "keys.passphraseFile", Path: s.Keys.PassphraseFile}}
+	if i := s.Issuer; i != nil {
+		read = append(read, process.File{Field: "issuer.cacerts", Path: i.CACerts}, process.File{Field: "issuer.tls", Path: i.TLS})
+	}
+	for i, c := range s.Clusters {
+		read = append(read, process.File{Field: fmt.Sprintf("clusters[%d].jwksFile", i), Path: c.JWKSFile},
+			process.File{Field: fmt.Sprintf("clusters[%d].kubeconfig", i), Path: c.Kubeconfig})
+	}
+	for _, path := range s.Parent.Paths() {
+		read = append(read, process.File{Field: "a file of parent", Path: *path})
+	}
+	return process.CheckDistinct(written, read)
 }
 
 // parseClusters checks what concerns this file alone; kube.New checks each cluster as a whole.

@@ -25,7 +25,7 @@ const ExitCodes = "Exit code 0: all is well. 2: the worst finding is a warning. 
 func Command() *cobra.Command {
 	var file, format string
 	cmd := &cobra.Command{
-		Use: "status -c FILE", Short: "Ask a running server how it is", Args: cobra.NoArgs,
+		Use: "status -c FILE", Short: "Ask a running server how it is", Args: process.NoArgs,
 		Long: "Asks the server whose config is given, over its admin socket, and prints the chain with the life that is left, the\n" +
 			"health of each key, what was issued and refused, logs and clusters; then what is wrong. For root and the server's\n" +
 			"own user. `chancery doctor` looks at more.\n\n" + ExitCodes,

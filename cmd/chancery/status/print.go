@@ -122,5 +122,5 @@ func ago(now time.Time, t *time.Time) string {
 	if t == nil {
 		return "at an unknown time"
 	}
-	return checkup.Span(now.Sub(*t)) + " ago"
+	return checkup.Span(max(0, now.Sub(*t))) + " ago" // what is asked first may be looked at a moment later
 }

@@ -136,3 +136,13 @@ func TestEveryFieldOfAnAnswerArrives(t *testing.T) {
 		checkup.Judge(s)
 	}
 }
+
+// TestAgoIsNeverNegative: doctor looks at the keys a moment after it noted the time.
+func TestAgoIsNeverNegative(t *testing.T) {
+	now := time.Now()
+	for _, d := range []time.Duration{time.Millisecond, time.Hour} {
+		if got := ago(now, new(now.Add(d))); got != "0 s ago" {
+			t.Errorf("%s ahead prints as %q", d, got)
+		}
+	}
+}

@@ -25,14 +25,14 @@ const fetchTimeout = 15 * time.Second
 
 // Command returns `chancery svid`, which looks for an agent at the usual sockets, in this order, if none is named.
 func Command(usual ...string) *cobra.Command {
-	cmd := &cobra.Command{Use: "svid", Short: "Fetch X.509-SVIDs from an agent's SPIFFE Workload API", Args: cobra.NoArgs, RunE: process.Help}
+	cmd := &cobra.Command{Use: "svid", Short: "Fetch X.509-SVIDs from an agent's SPIFFE Workload API", Args: process.Group, RunE: process.Help}
 	f := flags{usual: usual}
 	fetch := &cobra.Command{
-		Use: "fetch", Short: "Print the caller's SVIDs and bundles once", Args: cobra.NoArgs, PreRunE: f.check,
+		Use: "fetch", Short: "Print the caller's SVIDs and bundles once", Args: process.NoArgs, PreRunE: f.check,
 		RunE: func(cmd *cobra.Command, _ []string) error { return f.fetch(cmd.Context(), cmd.OutOrStdout()) },
 	}
 	watch := &cobra.Command{
-		Use: "watch", Short: "Print them at each renewal, until interrupted", Args: cobra.NoArgs, PreRunE: f.check,
+		Use: "watch", Short: "Print them at each renewal, until interrupted", Args: process.NoArgs, PreRunE: f.check,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return process.Ended(cmd.Context(), f.watch(cmd.Context(), cmd.OutOrStdout(), cmd.ErrOrStderr()))
 		},
@@ -153,6 +153,8 @@ func explain(addr string, err error) error {
 		return fmt.Errorf("the agent on %s has no identity for this user (uid %d): %s", addr, os.Getuid(), message)
 	case errors.Is(err, context.DeadlineExceeded) || status.Code(err) == codes.DeadlineExceeded:
 		return fmt.Errorf("the agent on %s has no identity to give yet; its log says why", addr)
+	case status.Code(err) == codes.Unimplemented:
+		return fmt.Errorf("what answers on %s is no agent: it does not know the SPIFFE Workload API; an agent's socket is named by `socket` in its config (%s)", addr, message)
 	case status.Code(err) == codes.Unavailable:
 		return fmt.Errorf("no agent answers on %s: is it running, and is this its socket? (%s)", addr, message)
 	}

@@ -73,7 +73,7 @@ func toJSON(c *workloadapi.X509Context, crls []*x509.RevocationList) svidsJSON {
 	for _, s := range c.SVIDs {
 		leaf := s.Certificates[0]
 		j.SVIDs = append(j.SVIDs, svidJSON{
-			s.ID.String(), fmt.Sprintf("%x", leaf.SerialNumber), leaf.NotBefore.UTC(), leaf.NotAfter.UTC(), leaf.Issuer.String(), s.Hint,
+			s.ID.String(), fmt.Sprintf("%x", leaf.SerialNumber.Bytes()), leaf.NotBefore.UTC(), leaf.NotAfter.UTC(), leaf.Issuer.String(), s.Hint,
 		})
 	}
 	for _, b := range c.Bundles.Bundles() {
@@ -86,7 +86,7 @@ func toJSON(c *workloadapi.X509Context, crls []*x509.RevocationList) svidsJSON {
 	for _, l := range crls {
 		list := crlJSON{l.Issuer.String(), fmt.Sprint(l.Number), l.ThisUpdate.UTC(), l.NextUpdate.UTC(), []string{}}
 		for _, e := range l.RevokedCertificateEntries {
-			list.Revoked = append(list.Revoked, fmt.Sprintf("%x", e.SerialNumber))
+			list.Revoked = append(list.Revoked, fmt.Sprintf("%x", e.SerialNumber.Bytes()))
 		}
 		j.CRLs = append(j.CRLs, list)
 	}
@@ -96,7 +96,7 @@ func toJSON(c *workloadapi.X509Context, crls []*x509.RevocationList) svidsJSON {
 func showText(out io.Writer, c *workloadapi.X509Context, crls []*x509.RevocationList) {
 	for _, s := range c.SVIDs {
 		leaf := s.Certificates[0]
-		fmt.Fprintf(out, "%s\n  serial %x\n  valid  %s to %s (%s left)\n  issuer %s\n", s.ID, leaf.SerialNumber,
+		fmt.Fprintf(out, "%s\n  serial %x\n  valid  %s to %s (%s left)\n  issuer %s\n", s.ID, leaf.SerialNumber.Bytes(),
 			leaf.NotBefore.UTC().Format(time.RFC3339), leaf.NotAfter.UTC().Format(time.RFC3339),
 			time.Until(leaf.NotAfter).Round(time.Second), process.Printable(leaf.Issuer.String()))
 	}

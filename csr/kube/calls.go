@@ -1,6 +1,7 @@
 package kube
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -27,11 +28,15 @@ func (c calls[T]) run(ctx context.Context, f func(context.Context) (T, error)) (
 	select {
 	case c.slots <- struct{}{}:
 		defer func() { <-c.slots }()
-		return f(ctx)
+		// The calls before may have ended because their time was over, and so is ours, whether or not its timer has fired: a
+		// server that hangs is not asked once more for nothing.
+		if deadline, _ := ctx.Deadline(); time.Now().Before(deadline) {
+			return f(ctx)
+		}
 	case <-ctx.Done():
-		var zero T
-		return zero, fmt.Errorf("waiting for one of %d calls to end: %w", cap(c.slots), ctx.Err())
 	}
+	var zero T
+	return zero, fmt.Errorf("waiting for one of %d calls to end: %w", cap(c.slots), cmp.Or(ctx.Err(), context.DeadlineExceeded))
 }
 
 // shared is run, except that calls with the same key share one call of f. A caller that goes away does not end it for

@@ -318,9 +318,7 @@ func halfOver(i *ca.Issuer, now time.Time) bool {
 	return now.Sub(cert.NotBefore) > cert.NotAfter.Sub(cert.NotBefore)/2
 }
 
-// renew makes a new issuer under the active root and uses it at once, where there is no other that works: see prepare. The
-// document is stored before the issuer signs: a crash in between leaves a
-// document whose issuer has signed nothing, and the next start uses it.
+// renew makes a new issuer under the active root and uses it at once, where there is no other that works: see prepare.
 func (a *Keeper) renew(ctx context.Context) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -336,7 +334,13 @@ func (a *Keeper) renew(ctx context.Context) error {
 	if err := next.ReplaceIssuer(c.Domain, key, c.Sealer, cert); err != nil {
 		return err
 	}
-	use, err := c.issuerIn(ctx, next)
+	return a.take(ctx, next)
+}
+
+// take stores a document and puts its active issuer to use, once that passes the checks. The document comes first: a crash in
+// between leaves one whose issuer has signed nothing, and the next start uses it. Caller holds mu.
+func (a *Keeper) take(ctx context.Context, next *Document) error {
+	use, err := a.config.issuerIn(ctx, next)
 	if err != nil {
 		return err
 	}

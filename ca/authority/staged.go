@@ -84,18 +84,7 @@ func (a *Keeper) activate(ctx context.Context, id string) error {
 	if err := next.Promote(c.Domain, id); err != nil {
 		return err
 	}
-	use, err := c.issuerIn(ctx, next)
-	if err != nil {
-		return err
-	}
-	if err := a.check(use.issuer); err != nil {
-		return err
-	}
-	if err := a.store(ctx, next); err != nil {
-		return err
-	}
-	a.swap(use)
-	return nil
+	return a.take(ctx, next)
 }
 
 // Announce sets what is called while an issuer waits to be used: it should return once the CRLs of all CRLSigners are out, or

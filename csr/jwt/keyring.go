@@ -45,7 +45,7 @@ type attempt struct {
 func (r *keyring) run(ctx context.Context) {
 	for {
 		wait := r.poll
-		if err := r.reload(ctx); err != nil {
+		if err := r.reload(ctx, r.last.Load()); err != nil {
 			wait = min(wait, minReload)
 		}
 		jitter := time.Duration(rand.Int64N(int64(wait) / 5))
@@ -57,9 +57,14 @@ func (r *keyring) run(ctx context.Context) {
 	}
 }
 
-// reload loads the keys, or waits for the load that runs.
-func (r *keyring) reload(ctx context.Context) error {
-	ch := r.flight.DoChan("", func() (any, error) { return nil, r.replace(context.WithoutCancel(ctx)) })
+// reload loads the keys, or waits for the load that runs. One that ended after the caller saw the last attempt will do.
+func (r *keyring) reload(ctx context.Context, last *attempt) error {
+	ch := r.flight.DoChan("", func() (any, error) {
+		if a := r.last.Load(); a != last {
+			return nil, a.err
+		}
+		return nil, r.replace(context.WithoutCancel(ctx))
+	})
 	select {
 	case res := <-ch:
 		return res.Err
@@ -150,10 +155,11 @@ func (r *keyring) find(ctx context.Context, kid string, alg jose.SignatureAlgori
 
 // reloadSome is reload for whoever can send a token: one load in 10 s. In between it returns how the last one ended.
 func (r *keyring) reloadSome(ctx context.Context) error {
-	if a := r.last.Load(); a != nil && time.Since(a.at) < minReload {
+	a := r.last.Load()
+	if a != nil && time.Since(a.at) < minReload {
 		return a.err
 	}
-	return r.reload(ctx)
+	return r.reload(ctx, a)
 }
 
 func (r *keyring) current() keySet {

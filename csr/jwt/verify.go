@@ -111,7 +111,7 @@ func (v *Verifier) Load(ctx context.Context) error {
 	if v.keys == nil {
 		return nil
 	}
-	return v.keys.reload(ctx)
+	return v.keys.reload(ctx, v.keys.last.Load())
 }
 
 // Ready returns nil if keys are loaded or none are used, else why not.

@@ -192,7 +192,7 @@ func TestRenewalWhoseStoreFails(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := c.Store.Replace(t.Context(), version, data); err != nil { // somebody else wrote
+	if err := c.Store.Replace(t.Context(), version, version+1, data); err != nil { // somebody else wrote
 		t.Fatal(err)
 	}
 	if err := k.renew(t.Context()); !errors.Is(err, store.ErrConflict) {
@@ -395,7 +395,7 @@ func TestRootThatEndedBesideTheOneInUse(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := c.Store.Create(t.Context(), data); err != nil {
+	if err := c.Store.Create(t.Context(), 1, data); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := open(t, c).Issuer(); err != nil {

@@ -29,7 +29,7 @@ import (
 // Config says where an authority has its parts.
 type Config struct {
 	Domain   trust.Domain
-	Store    *store.SQLite
+	Store    store.Store
 	Sealer   *keys.Sealer
 	Log      *audit.Log
 	Logger   *slog.Logger
@@ -106,7 +106,7 @@ func Init(ctx context.Context, c Config, actor string) (*Document, error) {
 	if err != nil {
 		return nil, err
 	}
-	return doc, c.Store.Create(ctx, data)
+	return doc, c.Store.Create(ctx, doc.Version, data)
 }
 
 func create(ctx context.Context, doc *Document, c Config, actor string) error {
@@ -374,7 +374,7 @@ func (a *Keeper) storeQuietly(ctx context.Context, next *Document) error {
 	if err != nil {
 		return err
 	}
-	if err := a.config.Store.Replace(ctx, a.doc.Version, data); err != nil {
+	if err := a.config.Store.Replace(ctx, a.doc.Version, next.Version, data); err != nil {
 		a.catchUp(ctx)
 		return err
 	}

@@ -29,5 +29,5 @@ func AttachLog(ctx context.Context, c Config) error {
 	if data, err = next.Encode(c.Sealer); err != nil {
 		return err
 	}
-	return c.Store.Replace(ctx, version, data)
+	return c.Store.Replace(ctx, version, next.Version, data)
 }

@@ -403,7 +403,7 @@ func (w *world) change(f func(*authority.Document) error) *world {
 	if err := f(doc); err != nil {
 		w.t.Fatal(err)
 	}
-	if err := w.config.Store.Replace(w.t.Context(), version, must(doc.Encode(w.config.Sealer))); err != nil {
+	if err := w.config.Store.Replace(w.t.Context(), version, version+1, must(doc.Encode(w.config.Sealer))); err != nil {
 		w.t.Fatal(err)
 	}
 	return w.restart()

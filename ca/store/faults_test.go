@@ -31,11 +31,11 @@ func writeForever(path string) error {
 	}
 	_, v, err := s.Load(ctx)
 	if errors.Is(err, ErrMissing) {
-		v, err = 1, s.Create(ctx, documentOf(1))
+		v, err = 1, s.Create(ctx, 1, documentOf(1))
 	}
 	for ; err == nil; v++ {
 		fmt.Println("have", v)
-		err = s.Replace(ctx, v, documentOf(v+1))
+		err = s.Replace(ctx, v, v+1, documentOf(v+1))
 	}
 	return err
 }
@@ -106,13 +106,13 @@ func TestStoreOnAFullDisk(t *testing.T) {
 	dir := durabletest.SmallDisk(t, 512<<10)
 	path := filepath.Join(dir, "state.db")
 	s := create(t, path)
-	if err := s.Create(t.Context(), documentOf(1)); err != nil {
+	if err := s.Create(t.Context(), 1, documentOf(1)); err != nil {
 		t.Fatal(err)
 	}
 	remove := durabletest.Fill(t, dir)
 	version, failures := uint64(1), 0
 	for range 40 {
-		switch err := s.Replace(t.Context(), version, documentOf(version+1)); {
+		switch err := s.Replace(t.Context(), version, version+1, documentOf(version+1)); {
 		case err == nil:
 			version++
 		case errors.Is(err, ErrConflict) || !strings.Contains(err.Error(), path):
@@ -145,7 +145,7 @@ func TestStoreOnAFullDisk(t *testing.T) {
 	if data, v, err := again.Load(t.Context()); err != nil || v != version || !bytes.Equal(data, documentOf(v)) {
 		t.Fatalf("version %d, %d bytes, %v; want version %d", v, len(data), err, version)
 	}
-	if err := again.Replace(t.Context(), version, documentOf(version+1)); err != nil {
+	if err := again.Replace(t.Context(), version, version+1, documentOf(version+1)); err != nil {
 		t.Errorf("with room again: %v", err)
 	}
 }
@@ -155,12 +155,12 @@ func TestReplaceThatFailsOrNot(t *testing.T) {
 	for mode, want := range map[durabletest.Mode]uint64{durabletest.Fail: 1, durabletest.FailDone: 2} {
 		dir := t.TempDir()
 		s := create(t, filepath.Join(dir, "state.db"))
-		if err := s.Create(t.Context(), documentOf(1)); err != nil {
+		if err := s.Create(t.Context(), 1, documentOf(1)); err != nil {
 			t.Fatal(err)
 		}
 		d := durabletest.Watch(t, dir)
 		d.FailAt(0, mode)
-		if err := s.Replace(t.Context(), 1, documentOf(2)); !errors.Is(err, durabletest.ErrInjected) {
+		if err := s.Replace(t.Context(), 1, 2, documentOf(2)); !errors.Is(err, durabletest.ErrInjected) {
 			t.Errorf("%s: got %v", mode, err)
 		}
 		if data, v, err := s.Load(t.Context()); err != nil || v != want || !bytes.Equal(data, documentOf(v)) {

@@ -42,10 +42,10 @@ func TestReadLeavesNoTrace(t *testing.T) {
 	if _, _, err := Read(t.Context(), path); !errors.Is(err, ErrMissing) {
 		t.Errorf("no document: %v", err)
 	}
-	if err := s.Create(t.Context(), []byte("one")); err != nil {
+	if err := s.Create(t.Context(), 1, []byte("one")); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.Replace(t.Context(), 1, []byte("two")); err != nil {
+	if err := s.Replace(t.Context(), 1, 2, []byte("two")); err != nil {
 		t.Fatal(err)
 	}
 	read := func(when string) {
@@ -76,7 +76,7 @@ func TestReadNeverTakesTheLock(t *testing.T) {
 	t.Setenv("TMPDIR", t.TempDir())
 	path := filepath.Join(t.TempDir(), "state.db")
 	s := create(t, path)
-	if err := s.Create(t.Context(), []byte("one")); err != nil {
+	if err := s.Create(t.Context(), 1, []byte("one")); err != nil {
 		t.Fatal(err)
 	}
 	s.Close()

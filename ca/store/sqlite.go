@@ -1,9 +1,3 @@
-// Package store owns where the authority document lies: one value that changes by compare-and-swap only.
-//
-// The store is trusted for availability, not for content: the document carries its own authentication code and its
-// keys are sealed, so who can write the store can at most roll it back or delete it; see docs/security.md.
-//
-// It refuses to create what it is asked to open (invariant 11) and to be opened by two processes at a time.
 package store
 
 import (
@@ -16,6 +10,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 
 	"golang.org/x/sys/unix"
 	_ "modernc.org/sqlite" // the driver "sqlite"
@@ -23,21 +18,14 @@ import (
 	"github.com/chancery-project/chancery/ca/durable"
 )
 
-// Errors that callers tell apart.
-var (
-	ErrMissing  = errors.New("there is no document")
-	ErrConflict = errors.New("the document was changed by somebody else")
-	ErrLocked   = errors.New("the store is in use by another process")
-)
-
-// MaxDocument bounds a document, in bytes.
-const MaxDocument = 16 << 20
-
 // SQLite is the embedded store: one row in a database file, held by one process.
 type SQLite struct {
 	db   *sql.DB
 	path string
 	lock *os.File
+
+	mu      sync.Mutex    // guards changed
+	changed chan struct{} // closed at the next change
 }
 
 // OpenSQLite opens an existing database; ErrMissing if there is none, ErrLocked if another process holds it.
@@ -76,8 +64,8 @@ func openSQLite(ctx context.Context, path, mode string) (*SQLite, error) {
 		return nil, fmt.Errorf("opening state %s: %w", path, err)
 	}
 	db.SetMaxOpenConns(1)
-	s := &SQLite{db, path, lock}
-	const schema = `CREATE TABLE IF NOT EXISTS document (id INTEGER PRIMARY KEY CHECK (id = 1), version INTEGER NOT NULL, data BLOB NOT NULL)`
+	s := &SQLite{db: db, path: path, lock: lock, changed: make(chan struct{})}
+	const schema = `CREATE TABLE IF NOT EXISTS document (id INTEGER PRIMARY KEY CHECK (id = 1), version INTEGER NOT NULL, data BLOB NOT NULL);` + sharedSchema
 	if _, err := db.ExecContext(ctx, schema); err != nil {
 		s.Close()
 		return nil, fmt.Errorf("opening state %s: %w", path, err)
@@ -107,7 +95,7 @@ func lockFile(path string) (*os.File, error) {
 	return f, nil
 }
 
-// Load returns the document's bytes and version; ErrMissing if none was created.
+// Load implements Document.
 func (s *SQLite) Load(ctx context.Context) (data []byte, version uint64, err error) {
 	var size int64
 	err = s.db.QueryRowContext(ctx, `SELECT iif(length(data) <= ?, data, NULL), length(data), version FROM document WHERE id = 1`, MaxDocument).
@@ -123,15 +111,15 @@ func (s *SQLite) Load(ctx context.Context) (data []byte, version uint64, err err
 	return data, version, nil
 }
 
-// Create stores the first document, as version 1; ErrConflict if there is one already.
-func (s *SQLite) Create(ctx context.Context, data []byte) error {
-	return s.change(ctx, "creating", `INSERT INTO document (id, version, data) VALUES (1, 1, ?) ON CONFLICT DO NOTHING`, data)
+// Create implements Document.
+func (s *SQLite) Create(ctx context.Context, version uint64, data []byte) error {
+	return s.change(ctx, "creating", `INSERT INTO document (id, version, data) VALUES (1, ?, ?) ON CONFLICT DO NOTHING`, version, data)
 }
 
-// Replace stores data as version old+1 if the stored version is still old, else ErrConflict. When it returns an error
-// other than ErrConflict, the write may or may not have happened: Load tells.
-func (s *SQLite) Replace(ctx context.Context, old uint64, data []byte) error {
-	return s.change(ctx, "replacing", `UPDATE document SET version = version + 1, data = ? WHERE id = 1 AND version = ?`, data, old)
+// Replace implements Document. When it returns an error other than ErrConflict, the write may or may not have happened:
+// Load tells.
+func (s *SQLite) Replace(ctx context.Context, old, next uint64, data []byte) error {
+	return s.change(ctx, "replacing", `UPDATE document SET version = ?, data = ? WHERE id = 1 AND version = ?`, next, data, old)
 }
 
 // change runs a statement that changes one row, or none if another was faster.
@@ -151,6 +139,7 @@ func (s *SQLite) change(ctx context.Context, doing, statement string, args ...an
 	if err != nil {
 		return fmt.Errorf("%s document in %s: %w", doing, s.path, err)
 	}
+	s.news()
 	return nil
 }
 

@@ -25,19 +25,19 @@ func TestLoadCreateReplace(t *testing.T) {
 	if _, _, err := s.Load(ctx); !errors.Is(err, ErrMissing) {
 		t.Errorf("loading from an empty store gave %v", err)
 	}
-	if err := s.Replace(ctx, 0, []byte("x")); !errors.Is(err, ErrConflict) {
+	if err := s.Replace(ctx, 1, 2, []byte("x")); !errors.Is(err, ErrConflict) {
 		t.Errorf("replacing nothing gave %v", err)
 	}
-	if err := s.Create(ctx, []byte("one")); err != nil {
+	if err := s.Create(ctx, 1, []byte("one")); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.Create(ctx, []byte("other")); !errors.Is(err, ErrConflict) {
+	if err := s.Create(ctx, 1, []byte("other")); !errors.Is(err, ErrConflict) {
 		t.Errorf("creating twice gave %v", err)
 	}
-	if err := s.Replace(ctx, 1, []byte("two")); err != nil {
+	if err := s.Replace(ctx, 1, 2, []byte("two")); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.Replace(ctx, 1, []byte("late")); !errors.Is(err, ErrConflict) {
+	if err := s.Replace(ctx, 1, 2, []byte("late")); !errors.Is(err, ErrConflict) {
 		t.Errorf("replacing an old version gave %v", err)
 	}
 	if data, v, err := s.Load(ctx); string(data) != "two" || v != 2 || err != nil {
@@ -47,7 +47,7 @@ func TestLoadCreateReplace(t *testing.T) {
 
 func TestOneOfManyWritersWins(t *testing.T) {
 	s := create(t, filepath.Join(t.TempDir(), "state.db"))
-	if err := s.Create(t.Context(), []byte("one")); err != nil {
+	if err := s.Create(t.Context(), 1, []byte("one")); err != nil {
 		t.Fatal(err)
 	}
 	var mu sync.Mutex
@@ -55,7 +55,7 @@ func TestOneOfManyWritersWins(t *testing.T) {
 	won := 0
 	for range 20 {
 		wg.Go(func() {
-			if err := s.Replace(t.Context(), 1, []byte("x")); err == nil {
+			if err := s.Replace(t.Context(), 1, 2, []byte("x")); err == nil {
 				mu.Lock()
 				won++
 				mu.Unlock()
@@ -110,3 +110,5 @@ func TestNotADatabase(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 }
+
+var _ Store = (*SQLite)(nil)

@@ -270,7 +270,7 @@ func TestTokenIsNotOpened(t *testing.T) {
 	}
 	data, err = next.Encode(sealer)
 	p.must(err)
-	p.must(st.Replace(t.Context(), version, data))
+	p.must(st.Replace(t.Context(), version, version+1, data))
 	st.Close()
 	p.write("pin", "4711", 0o644)
 	p.write("library.so", "", 0o777)

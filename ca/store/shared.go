@@ -1,0 +1,158 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+)
+
+// This file is what the embedded store has for several replicas. One process holds it: the lease is always free for that one,
+// and changes are its own.
+
+const sharedSchema = `
+CREATE TABLE IF NOT EXISTS note (replica TEXT PRIMARY KEY, data BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS lease (id INTEGER PRIMARY KEY CHECK (id = 1), holder TEXT NOT NULL, until INTEGER NOT NULL)`
+
+// Hold implements Lease, by this machine's clock.
+func (s *SQLite) Hold(ctx context.Context, holder string, life time.Duration) (held bool, by string, err error) {
+	if err := CheckLease(holder, life); err != nil {
+		return false, "", err
+	}
+	now := time.Now()
+	const statement = `INSERT INTO lease (id, holder, until) VALUES (1, ?1, ?2)
+		ON CONFLICT (id) DO UPDATE SET holder = iif(holder = ?1 OR until <= ?3, ?1, holder), until = iif(holder = ?1 OR until <= ?3, ?2, until) RETURNING holder`
+	err = s.db.QueryRowContext(ctx, statement, holder, now.Add(life).UnixMilli(), now.UnixMilli()).Scan(&by)
+	if err != nil {
+		return false, "", fmt.Errorf("taking the lease in %s: %w", s.path, err)
+	}
+	return by == holder, by, nil
+}
+
+// GiveUp implements Lease.
+func (s *SQLite) GiveUp(ctx context.Context, holder string) error {
+	if _, err := s.db.ExecContext(ctx, `DELETE FROM lease WHERE holder = ?`, holder); err != nil {
+		return fmt.Errorf("giving up the lease in %s: %w", s.path, err)
+	}
+	return nil
+}
+
+// PutNote implements Notes.
+func (s *SQLite) PutNote(ctx context.Context, replica string, data []byte) error {
+	if err := CheckNote(replica, data); err != nil {
+		return err
+	}
+	const statement = `INSERT INTO note (replica, data) SELECT ?1, ?2 WHERE (SELECT count(*) FROM note WHERE replica != ?1) < ?3
+		ON CONFLICT (replica) DO UPDATE SET data = excluded.data`
+	res, err := s.db.ExecContext(ctx, statement, replica, data, MaxNotes)
+	var n int64
+	if err == nil {
+		n, err = res.RowsAffected()
+	}
+	if err == nil && n == 0 {
+		err = ErrTooManyNotes
+	}
+	if err != nil {
+		return fmt.Errorf("writing the note of replica %s into %s: %w", replica, s.path, err)
+	}
+	s.news()
+	return nil
+}
+
+// Notes implements Notes.
+func (s *SQLite) Notes(ctx context.Context) (map[string][]byte, error) {
+	all, err := s.notes(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("reading notes from %s: %w", s.path, err)
+	}
+	return all, nil
+}
+
+func (s *SQLite) notes(ctx context.Context) (map[string][]byte, error) {
+	rows, err := s.db.QueryContext(ctx, `SELECT replica, data FROM note WHERE length(data) <= ? LIMIT ?`, MaxNote, MaxNotes)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	all := map[string][]byte{}
+	for rows.Next() {
+		var name string
+		var data []byte
+		if err := rows.Scan(&name, &data); err != nil {
+			return nil, err
+		}
+		all[name] = data
+	}
+	return all, rows.Err()
+}
+
+// DropNote implements Notes.
+func (s *SQLite) DropNote(ctx context.Context, replica string) error {
+	if _, err := s.db.ExecContext(ctx, `DELETE FROM note WHERE replica = ?`, replica); err != nil {
+		return fmt.Errorf("deleting the note of replica %s from %s: %w", replica, s.path, err)
+	}
+	s.news()
+	return nil
+}
+
+// Watch implements Store.
+func (s *SQLite) Watch(ctx context.Context, changed func()) error {
+	for {
+		s.mu.Lock()
+		next := s.changed
+		s.mu.Unlock()
+		changed()
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-next:
+		}
+	}
+}
+
+// news wakes who watches.
+func (s *SQLite) news() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	close(s.changed)
+	s.changed = make(chan struct{})
+}
+
+// ErrTooManyNotes: there are MaxNotes of other replicas.
+var ErrTooManyNotes = fmt.Errorf("there are notes of %d other replicas already; `chancery replica forget NAME` drops those that are gone", MaxNotes)
+
+// CheckNote is what every store holds a note to.
+func CheckNote(replica string, data []byte) error {
+	if err := checkName(replica); err != nil {
+		return fmt.Errorf("name of replica: %w", err)
+	}
+	if len(data) > MaxNote {
+		return fmt.Errorf("the note of replica %s has %d bytes; at most %d are stored", replica, len(data), MaxNote)
+	}
+	return nil
+}
+
+// CheckLease is what every store holds a lease to.
+func CheckLease(holder string, life time.Duration) error {
+	if err := checkName(holder); err != nil {
+		return fmt.Errorf("holder of the lease: %w", err)
+	}
+	if life < time.Second || life > time.Minute {
+		return fmt.Errorf("a lease of %s; it should be between 1s and 1m", life)
+	}
+	return nil
+}
+
+// checkName: the names are those of objects in Kubernetes too.
+func checkName(s string) error {
+	if len(s) == 0 || len(s) > MaxName {
+		return fmt.Errorf("it has %d bytes; 1 to %d are allowed", len(s), MaxName)
+	}
+	for i, c := range []byte(s) {
+		inner := c == '-' || c == '.'
+		if !('a' <= c && c <= 'z' || '0' <= c && c <= '9' || inner && i > 0 && i < len(s)-1) {
+			return errors.New("only a-z, 0-9, and between these - and . are allowed")
+		}
+	}
+	return nil
+}

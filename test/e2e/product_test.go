@@ -42,7 +42,7 @@ type serverYAML struct {
 	Listen      string            `json:"listen"`
 	Metrics     string            `json:"metrics"`
 	AddrFile    string            `json:"addrFile"`
-	State       map[string]string `json:"state"`
+	State       map[string]any    `json:"state"`
 	AuditLog    string            `json:"auditLog"`
 	IssuanceLog string            `json:"issuanceLog,omitempty"`
 	Issuer      map[string]string `json:"issuer,omitempty"`
@@ -106,12 +106,22 @@ type Server struct {
 // NewServer writes a config file and runs `authority init` with what is given besides.
 func NewServer(t testing.TB, cfg serverYAML, init ...string) *Server {
 	t.Helper()
+	s := writeServer(t, cfg)
+	MustRun(t, append([]string{"authority", "init", "-c", s.Config}, init...)...)
+	return s
+}
+
+// writeServer is NewServer without the init. Without a state in the config it is a database beside it.
+func writeServer(t testing.TB, cfg serverYAML) *Server {
+	t.Helper()
 	s := &Server{Dir: SocketDir(t), yaml: cfg} // a short name: the admin socket lies beside the state
 	s.Config, s.Roots = filepath.Join(s.Dir, "server.yaml"), filepath.Join(s.Dir, "roots.pem")
 	s.yaml.TrustDomain, s.yaml.Listen, s.yaml.Metrics, s.yaml.AddrFile = trustDomain, "127.0.0.1:0", "127.0.0.1:0", "addrs"
-	s.yaml.State, s.yaml.AuditLog = map[string]string{"sqlite": "state.db"}, "audit.jsonl"
+	s.yaml.AuditLog = "audit.jsonl"
+	if s.yaml.State == nil {
+		s.yaml.State = map[string]any{"sqlite": "state.db"}
+	}
 	s.writeConfig(t)
-	MustRun(t, append([]string{"authority", "init", "-c", s.Config}, init...)...)
 	return s
 }
 
@@ -164,6 +174,12 @@ func (s *Server) Start(t testing.TB) {
 func (s *Server) WaitReady(t testing.TB) {
 	t.Helper()
 	s.WaitHTTP(t, 30*time.Second, "http://"+s.Metrics+"/readyz")
+}
+
+// readyNow returns what /readyz says, nil if it is ready.
+func (s *Server) readyNow() error {
+	_, err := httpGet(http.DefaultClient, "http://"+s.Metrics+"/readyz")
+	return err
 }
 
 // Metric returns the lines of /metrics that begin with the text.
@@ -257,6 +273,7 @@ type Ask struct {
 	CSR           string   // PEM; empty: a good one, without names, for a new key
 	Identity      string   // ImpersonatedIdentity; empty: not sent
 	Seconds       int64    // validity; 0: the server's default
+	FailFast      bool     // an address where nobody listens is an error at once
 }
 
 // Create makes the call and returns the elements of the answered chain.
@@ -280,7 +297,7 @@ func (a Ask) Create(ctx context.Context, conn *grpc.ClientConn) ([]string, error
 	}
 	ctx, cancel := context.WithTimeout(metadata.NewOutgoingContext(ctx, md), 10*time.Second)
 	defer cancel()
-	resp, err := istio.NewIstioCertificateServiceClient(conn).CreateCertificate(ctx, req, grpc.WaitForReady(true))
+	resp, err := istio.NewIstioCertificateServiceClient(conn).CreateCertificate(ctx, req, grpc.WaitForReady(!a.FailFast))
 	return resp.GetCertChain(), err
 }
 
@@ -335,6 +352,7 @@ type AgentConfig struct {
 	Token   string
 	Cluster string        // empty: clusterid is not sent
 	TTL     time.Duration // of its SVIDs
+	Servers []string      // all that it may ask; empty: the one
 }
 
 // StartAgent starts an agent of the server.
@@ -343,10 +361,16 @@ func StartAgent(t testing.TB, s *Server, cfg AgentConfig) *Agent {
 	a := &Agent{dir: SocketDir(t)}
 	a.Socket, a.TokenFile = filepath.Join(a.dir, "agent.sock"), filepath.Join(a.dir, "token")
 	WriteToken(t, a.TokenFile, cfg.Token)
-	data, err := yaml.Marshal(map[string]any{
-		"server": s.Listen, "serverRoots": s.Roots, "trustDomain": trustDomain, "cluster": cfg.Cluster, "tokenFile": "token",
+	file := map[string]any{
+		"serverRoots": s.Roots, "trustDomain": trustDomain, "cluster": cfg.Cluster, "tokenFile": "token",
 		"socket": "agent.sock", "identity": cfg.Pod.SPIFFEID(trustDomain), "svidTTL": cfg.TTL.String(), "metrics": "127.0.0.1:0", "addrFile": "addrs",
-	})
+	}
+	if cfg.Servers == nil {
+		file["server"] = s.Listen
+	} else {
+		file["servers"] = cfg.Servers
+	}
+	data, err := yaml.Marshal(file)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -390,6 +414,26 @@ func (a *Agent) WaitRenewal(t testing.TB, limit time.Duration, old *x509.Certifi
 		return err
 	})
 	return leaf
+}
+
+// CRLs returns those that the agent serves with the roots.
+func (a *Agent) CRLs(t testing.TB) ([]*x509.RevocationList, error) {
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+	defer cancel()
+	secrets, err := FetchSDS(ctx, a.Socket, "ROOTCA")
+	if err != nil {
+		return nil, err
+	}
+	var lists []*x509.RevocationList
+	rest := secrets["ROOTCA"].GetValidationContext().GetCrl().GetInlineBytes()
+	for block, rest := pem.Decode(rest); block != nil; block, rest = pem.Decode(rest) {
+		list, err := x509.ParseRevocationList(block.Bytes)
+		if err != nil {
+			return nil, err
+		}
+		lists = append(lists, list)
+	}
+	return lists, nil
 }
 
 // ready says what the agent's /readyz says.

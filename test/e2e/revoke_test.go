@@ -206,20 +206,27 @@ func (m *revokeMesh) importIssuer(name string) {
 	if block == nil {
 		m.t.Fatal("authority csr prints no PEM")
 	}
-	csr, err := x509.ParseCertificateRequest(block.Bytes)
+	cert := signIssuer(m.t, m.root, block.Bytes)
+	file := filepath.Join(m.t.TempDir(), name+".pem")
+	writeFile(m.t, file, certsPEM(&testCA{cert: cert}), 0o600)
+	MustRun(m.t, "authority", "import", "-c", m.server.Config, file)
+}
+
+// signIssuer signs a server's request for an issuer, as an offline CA does.
+func signIssuer(t *testing.T, root *testCA, der []byte) *x509.Certificate {
+	t.Helper()
+	csr, err := x509.ParseCertificateRequest(der)
 	if err != nil {
-		m.t.Fatal(err)
+		t.Fatal(err)
 	}
 	cert, err := sign(&x509.Certificate{
 		SerialNumber: randomSerial(), RawSubject: csr.RawSubject, NotBefore: time.Now().Add(-time.Minute), NotAfter: time.Now().Add(12 * time.Hour),
 		IsCA: true, BasicConstraintsValid: true, MaxPathLenZero: true, KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageCRLSign, URIs: csr.URIs,
-	}, m.root.cert, csr.PublicKey, m.root.key)
+	}, root.cert, csr.PublicKey, root.key)
 	if err != nil {
-		m.t.Fatal(err)
+		t.Fatal(err)
 	}
-	file := filepath.Join(m.t.TempDir(), name+".pem")
-	writeFile(m.t, file, certsPEM(&testCA{cert: cert}), 0o600)
-	MustRun(m.t, "authority", "import", "-c", m.server.Config, file)
+	return cert
 }
 
 // revoke revokes what is given and returns what the command says.

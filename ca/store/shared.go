@@ -123,7 +123,7 @@ var ErrTooManyNotes = fmt.Errorf("there are notes of %d other replicas already; 
 
 // CheckNote is what every store holds a note to.
 func CheckNote(replica string, data []byte) error {
-	if err := checkName(replica); err != nil {
+	if err := CheckName(replica); err != nil {
 		return fmt.Errorf("name of replica: %w", err)
 	}
 	if len(data) > MaxNote {
@@ -134,7 +134,7 @@ func CheckNote(replica string, data []byte) error {
 
 // CheckLease is what every store holds a lease to.
 func CheckLease(holder string, life time.Duration) error {
-	if err := checkName(holder); err != nil {
+	if err := CheckName(holder); err != nil {
 		return fmt.Errorf("holder of the lease: %w", err)
 	}
 	if life < time.Second || life > time.Minute {
@@ -143,8 +143,8 @@ func CheckLease(holder string, life time.Duration) error {
 	return nil
 }
 
-// checkName: the names are those of objects in Kubernetes too.
-func checkName(s string) error {
+// CheckName checks a name of a replica or of who holds the lease: the names are those of objects in Kubernetes too.
+func CheckName(s string) error {
 	if len(s) == 0 || len(s) > MaxName {
 		return fmt.Errorf("it has %d bytes; 1 to %d are allowed", len(s), MaxName)
 	}

@@ -17,7 +17,7 @@ func (s *Server) newReport() *report.Reporter {
 		Own: s.own, Recent: s.requests.Recent(), Log: s.log, AuditLog: c.AuditLog, Issuance: s.issuance, IssuanceLog: c.IssuanceLog, Crls: s.desk.Status,
 	}
 	for _, k := range s.clusters {
-		r.Clusters = append(r.Clusters, report.Cluster{Name: k.name, Ready: k.ready, WasReady: k.seen.Load})
+		r.Clusters = append(r.Clusters, report.Cluster{Name: k.Name, Ready: k.Ready, WasReady: k.WasReady})
 	}
 	return report.New(r)
 }

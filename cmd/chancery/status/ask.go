@@ -5,9 +5,6 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
-	"io/fs"
-	"net"
-	"syscall"
 	"time"
 
 	"google.golang.org/grpc"
@@ -18,6 +15,7 @@ import (
 
 	"github.com/chancery-project/chancery/api/chanceryv1"
 	"github.com/chancery-project/chancery/ca/checkup"
+	"github.com/chancery-project/chancery/cmd/chancery/server/adminsocket"
 )
 
 // askTimeout bounds a call to a server.
@@ -26,7 +24,7 @@ const askTimeout = 10 * time.Second
 // Errors that callers tell apart.
 var (
 	// ErrDown: nobody listens on the socket.
-	ErrDown = errors.New("no server answers")
+	ErrDown = adminsocket.ErrDown
 	// ErrSilent: somebody listens, and does not answer.
 	ErrSilent = errors.New("the server does not answer")
 )
@@ -35,7 +33,7 @@ var (
 func Ask(ctx context.Context, socket string) (*checkup.State, error) {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
-	if err := probe(ctx, socket); err != nil {
+	if err := adminsocket.Probe(ctx, socket); err != nil {
 		return nil, fmt.Errorf("asking the server on admin socket %s: %w", socket, err)
 	}
 	conn, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
@@ -54,18 +52,6 @@ func Ask(ctx context.Context, socket string) (*checkup.State, error) {
 		return nil, fmt.Errorf("asking the server on admin socket %s: %w", socket, err)
 	}
 	return stateOf(resp)
-}
-
-// probe tells a server that is down from one that must not be asked, which gRPC does not.
-func probe(ctx context.Context, socket string) error {
-	conn, err := new(net.Dialer).DialContext(ctx, "unix", socket)
-	switch {
-	case err == nil:
-		return conn.Close()
-	case errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED):
-		return fmt.Errorf("%w: %w", ErrDown, err)
-	}
-	return err
 }
 
 // stateOf reads an answer.

@@ -1,0 +1,25 @@
+package stores
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net/url"
+
+	"github.com/chancery-project/chancery/ca/store"
+)
+
+// openShared opens a store that several servers work on.
+func (p *Place) openShared(ctx context.Context, logger *slog.Logger, create bool) (store.Store, error) {
+	return nil, errors.New("not there yet")
+}
+
+// withoutPassword is a database's URL for messages.
+func withoutPassword(s string) string {
+	u, err := url.Parse(s)
+	if err != nil {
+		return "a PostgreSQL database"
+	}
+	u.RawQuery = ""
+	return u.Redacted()
+}

@@ -2586,8 +2586,10 @@ type GetStatusResponse_Store struct {
 	Driver   string     `protobuf:"bytes,6,opt,name=driver,proto3" json:"driver,omitempty"`
 	Replicas []*Replica `protobuf:"bytes,7,rep,name=replicas,proto3" json:"replicas,omitempty"`
 	// When the document was last restored from an export, and by whom.
-	Imported      *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=imported,proto3" json:"imported,omitempty"`
-	ImportedBy    string                 `protobuf:"bytes,9,opt,name=imported_by,json=importedBy,proto3" json:"imported_by,omitempty"`
+	Imported   *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=imported,proto3" json:"imported,omitempty"`
+	ImportedBy string                 `protobuf:"bytes,9,opt,name=imported_by,json=importedBy,proto3" json:"imported_by,omitempty"`
+	// When the server took over, or wrote, the version of the document that it works by.
+	Changed       *timestamppb.Timestamp `protobuf:"bytes,10,opt,name=changed,proto3" json:"changed,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2683,6 +2685,13 @@ func (x *GetStatusResponse_Store) GetImportedBy() string {
 		return x.ImportedBy
 	}
 	return ""
+}
+
+func (x *GetStatusResponse_Store) GetChanged() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Changed
+	}
+	return nil
 }
 
 type GetStatusResponse_Certificate struct {
@@ -3421,7 +3430,7 @@ const file_chancery_proto_rawDesc = "" +
 	"generation\x18\x04 \x01(\x04R\n" +
 	"generation\x12 \n" +
 	"\vcertificate\x18\x05 \x01(\fR\vcertificate\"\x12\n" +
-	"\x10GetStatusRequest\"\xac\x15\n" +
+	"\x10GetStatusRequest\"\xe2\x15\n" +
 	"\x11GetStatusResponse\x12.\n" +
 	"\x04time\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x124\n" +
 	"\astarted\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\astarted\x12!\n" +
@@ -3449,7 +3458,7 @@ const file_chancery_proto_rawDesc = "" +
 	"\trequested\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\trequested\x1a'\n" +
 	"\x03Log\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\rR\x02id\x12\x10\n" +
-	"\x03key\x18\x02 \x01(\tR\x03key\x1a\xbe\x02\n" +
+	"\x03key\x18\x02 \x01(\tR\x03key\x1a\xf4\x02\n" +
 	"\x05Store\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x14\n" +
 	"\x05place\x18\x02 \x01(\tR\x05place\x12\x18\n" +
@@ -3460,7 +3469,9 @@ const file_chancery_proto_rawDesc = "" +
 	"\breplicas\x18\a \x03(\v2\x14.chancery.v1.ReplicaR\breplicas\x126\n" +
 	"\bimported\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\bimported\x12\x1f\n" +
 	"\vimported_by\x18\t \x01(\tR\n" +
-	"importedBy\x1ap\n" +
+	"importedBy\x124\n" +
+	"\achanged\x18\n" +
+	" \x01(\v2\x1a.google.protobuf.TimestampR\achanged\x1ap\n" +
 	"\vCertificate\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x14\n" +
 	"\x05state\x18\x02 \x01(\tR\x05state\x12\x15\n" +
@@ -3637,45 +3648,46 @@ var file_chancery_proto_depIdxs = []int32{
 	49, // 41: chancery.v1.GetStatusResponse.Store.confirmed:type_name -> google.protobuf.Timestamp
 	12, // 42: chancery.v1.GetStatusResponse.Store.replicas:type_name -> chancery.v1.Replica
 	49, // 43: chancery.v1.GetStatusResponse.Store.imported:type_name -> google.protobuf.Timestamp
-	49, // 44: chancery.v1.GetStatusResponse.Key.checked:type_name -> google.protobuf.Timestamp
-	50, // 45: chancery.v1.GetStatusResponse.Key.took:type_name -> google.protobuf.Duration
-	49, // 46: chancery.v1.GetStatusResponse.Key.waiting:type_name -> google.protobuf.Timestamp
-	49, // 47: chancery.v1.GetStatusResponse.IssuanceLog.checkpoint:type_name -> google.protobuf.Timestamp
-	49, // 48: chancery.v1.GetStatusResponse.IssuanceLog.sequenced:type_name -> google.protobuf.Timestamp
-	49, // 49: chancery.v1.GetStatusResponse.Crls.failing:type_name -> google.protobuf.Timestamp
-	49, // 50: chancery.v1.GetStatusResponse.Crls.ends:type_name -> google.protobuf.Timestamp
-	49, // 51: chancery.v1.GetStatusResponse.Crls.published:type_name -> google.protobuf.Timestamp
-	3,  // 52: chancery.v1.Issuance.Issue:input_type -> chancery.v1.IssueRequest
-	0,  // 53: chancery.v1.Issuance.Sync:input_type -> chancery.v1.SyncRequest
-	33, // 54: chancery.v1.Admin.GetAuthorities:input_type -> chancery.v1.GetAuthoritiesRequest
-	29, // 55: chancery.v1.Admin.RequestIssuer:input_type -> chancery.v1.RequestIssuerRequest
-	31, // 56: chancery.v1.Admin.ImportIssuer:input_type -> chancery.v1.ImportIssuerRequest
-	18, // 57: chancery.v1.Admin.Revoke:input_type -> chancery.v1.RevokeRequest
-	21, // 58: chancery.v1.Admin.Restore:input_type -> chancery.v1.RestoreRequest
-	23, // 59: chancery.v1.Admin.ListRevocations:input_type -> chancery.v1.ListRevocationsRequest
-	26, // 60: chancery.v1.Admin.ListServed:input_type -> chancery.v1.ListServedRequest
-	37, // 61: chancery.v1.Admin.GetStatus:input_type -> chancery.v1.GetStatusRequest
-	10, // 62: chancery.v1.Admin.ListReplicas:input_type -> chancery.v1.ListReplicasRequest
-	13, // 63: chancery.v1.Admin.ForgetReplica:input_type -> chancery.v1.ForgetReplicaRequest
-	15, // 64: chancery.v1.Admin.ExportState:input_type -> chancery.v1.ExportStateRequest
-	5,  // 65: chancery.v1.Issuance.Issue:output_type -> chancery.v1.IssueResponse
-	2,  // 66: chancery.v1.Issuance.Sync:output_type -> chancery.v1.SyncUpdate
-	34, // 67: chancery.v1.Admin.GetAuthorities:output_type -> chancery.v1.GetAuthoritiesResponse
-	30, // 68: chancery.v1.Admin.RequestIssuer:output_type -> chancery.v1.RequestIssuerResponse
-	32, // 69: chancery.v1.Admin.ImportIssuer:output_type -> chancery.v1.ImportIssuerResponse
-	19, // 70: chancery.v1.Admin.Revoke:output_type -> chancery.v1.RevokeResponse
-	22, // 71: chancery.v1.Admin.Restore:output_type -> chancery.v1.RestoreResponse
-	24, // 72: chancery.v1.Admin.ListRevocations:output_type -> chancery.v1.ListRevocationsResponse
-	27, // 73: chancery.v1.Admin.ListServed:output_type -> chancery.v1.ListServedResponse
-	38, // 74: chancery.v1.Admin.GetStatus:output_type -> chancery.v1.GetStatusResponse
-	11, // 75: chancery.v1.Admin.ListReplicas:output_type -> chancery.v1.ListReplicasResponse
-	14, // 76: chancery.v1.Admin.ForgetReplica:output_type -> chancery.v1.ForgetReplicaResponse
-	16, // 77: chancery.v1.Admin.ExportState:output_type -> chancery.v1.ExportStateResponse
-	65, // [65:78] is the sub-list for method output_type
-	52, // [52:65] is the sub-list for method input_type
-	52, // [52:52] is the sub-list for extension type_name
-	52, // [52:52] is the sub-list for extension extendee
-	0,  // [0:52] is the sub-list for field type_name
+	49, // 44: chancery.v1.GetStatusResponse.Store.changed:type_name -> google.protobuf.Timestamp
+	49, // 45: chancery.v1.GetStatusResponse.Key.checked:type_name -> google.protobuf.Timestamp
+	50, // 46: chancery.v1.GetStatusResponse.Key.took:type_name -> google.protobuf.Duration
+	49, // 47: chancery.v1.GetStatusResponse.Key.waiting:type_name -> google.protobuf.Timestamp
+	49, // 48: chancery.v1.GetStatusResponse.IssuanceLog.checkpoint:type_name -> google.protobuf.Timestamp
+	49, // 49: chancery.v1.GetStatusResponse.IssuanceLog.sequenced:type_name -> google.protobuf.Timestamp
+	49, // 50: chancery.v1.GetStatusResponse.Crls.failing:type_name -> google.protobuf.Timestamp
+	49, // 51: chancery.v1.GetStatusResponse.Crls.ends:type_name -> google.protobuf.Timestamp
+	49, // 52: chancery.v1.GetStatusResponse.Crls.published:type_name -> google.protobuf.Timestamp
+	3,  // 53: chancery.v1.Issuance.Issue:input_type -> chancery.v1.IssueRequest
+	0,  // 54: chancery.v1.Issuance.Sync:input_type -> chancery.v1.SyncRequest
+	33, // 55: chancery.v1.Admin.GetAuthorities:input_type -> chancery.v1.GetAuthoritiesRequest
+	29, // 56: chancery.v1.Admin.RequestIssuer:input_type -> chancery.v1.RequestIssuerRequest
+	31, // 57: chancery.v1.Admin.ImportIssuer:input_type -> chancery.v1.ImportIssuerRequest
+	18, // 58: chancery.v1.Admin.Revoke:input_type -> chancery.v1.RevokeRequest
+	21, // 59: chancery.v1.Admin.Restore:input_type -> chancery.v1.RestoreRequest
+	23, // 60: chancery.v1.Admin.ListRevocations:input_type -> chancery.v1.ListRevocationsRequest
+	26, // 61: chancery.v1.Admin.ListServed:input_type -> chancery.v1.ListServedRequest
+	37, // 62: chancery.v1.Admin.GetStatus:input_type -> chancery.v1.GetStatusRequest
+	10, // 63: chancery.v1.Admin.ListReplicas:input_type -> chancery.v1.ListReplicasRequest
+	13, // 64: chancery.v1.Admin.ForgetReplica:input_type -> chancery.v1.ForgetReplicaRequest
+	15, // 65: chancery.v1.Admin.ExportState:input_type -> chancery.v1.ExportStateRequest
+	5,  // 66: chancery.v1.Issuance.Issue:output_type -> chancery.v1.IssueResponse
+	2,  // 67: chancery.v1.Issuance.Sync:output_type -> chancery.v1.SyncUpdate
+	34, // 68: chancery.v1.Admin.GetAuthorities:output_type -> chancery.v1.GetAuthoritiesResponse
+	30, // 69: chancery.v1.Admin.RequestIssuer:output_type -> chancery.v1.RequestIssuerResponse
+	32, // 70: chancery.v1.Admin.ImportIssuer:output_type -> chancery.v1.ImportIssuerResponse
+	19, // 71: chancery.v1.Admin.Revoke:output_type -> chancery.v1.RevokeResponse
+	22, // 72: chancery.v1.Admin.Restore:output_type -> chancery.v1.RestoreResponse
+	24, // 73: chancery.v1.Admin.ListRevocations:output_type -> chancery.v1.ListRevocationsResponse
+	27, // 74: chancery.v1.Admin.ListServed:output_type -> chancery.v1.ListServedResponse
+	38, // 75: chancery.v1.Admin.GetStatus:output_type -> chancery.v1.GetStatusResponse
+	11, // 76: chancery.v1.Admin.ListReplicas:output_type -> chancery.v1.ListReplicasResponse
+	14, // 77: chancery.v1.Admin.ForgetReplica:output_type -> chancery.v1.ForgetReplicaResponse
+	16, // 78: chancery.v1.Admin.ExportState:output_type -> chancery.v1.ExportStateResponse
+	66, // [66:79] is the sub-list for method output_type
+	53, // [53:66] is the sub-list for method input_type
+	53, // [53:53] is the sub-list for extension type_name
+	53, // [53:53] is the sub-list for extension extendee
+	0,  // [0:53] is the sub-list for field type_name
 }
 
 func init() { file_chancery_proto_init() }

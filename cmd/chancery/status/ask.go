@@ -67,6 +67,7 @@ func stateOf(r *chanceryv1.GetStatusResponse) (*checkup.State, error) {
 			s.Document.Logs = append(s.Document.Logs, checkup.Log{ID: l.GetId(), Key: l.GetKey()})
 		}
 	}
+	s.Store = storeOf(r.GetStore())
 	for _, c := range r.GetCertificates() {
 		cert, err := x509.ParseCertificate(c.GetCertificate())
 		if err != nil {
@@ -102,6 +103,32 @@ func stateOf(r *chanceryv1.GetStatusResponse) (*checkup.State, error) {
 		s.Clusters = append(s.Clusters, checkup.Cluster{Name: c.GetName(), NotReady: c.GetNotReady(), WasReady: c.GetWasReady()})
 	}
 	return s, nil
+}
+
+func storeOf(r *chanceryv1.GetStatusResponse_Store) *checkup.Store {
+	if r == nil {
+		return nil
+	}
+	s := &checkup.Store{
+		Kind: r.GetKind(), Place: r.GetPlace(), Replica: r.GetReplica(), Confirmed: timeOf(r.GetConfirmed()), Error: r.GetError(), Changed: timeOf(r.GetChanged()),
+		Driver: r.GetDriver(), Imported: timeOf(r.GetImported()), By: r.GetImportedBy(), Replicas: []checkup.Replica{},
+	}
+	for _, one := range r.GetReplicas() {
+		s.Replicas = append(s.Replicas, ReplicaOf(one))
+	}
+	return s
+}
+
+// ReplicaOf reads what a server says of a replica.
+func ReplicaOf(r *chanceryv1.Replica) checkup.Replica {
+	one := checkup.Replica{
+		Name: r.GetName(), LogID: r.GetLogId(), LogKey: r.GetLogKey(), Own: r.GetOwn(), Drives: r.GetDrives(), Seen: timeOf(r.GetSeen()),
+		Acknowledged: r.GetAcknowledged(), DeclaredDead: timeOf(r.GetDeclaredDead()), Format: r.GetFormat(), Trouble: r.GetTrouble(),
+	}
+	if n := r.GetLogSize(); n >= 0 {
+		one.LogSize = &n
+	}
+	return one
 }
 
 func timeOf(t *timestamppb.Timestamp) *time.Time {

@@ -78,7 +78,7 @@ func TestD14AdminSocket(t *testing.T) {
 		t.Errorf("the socket has mode %v (%v), want 0600", info.Mode(), err)
 	}
 	var resp *chanceryv1.GetAuthoritiesResponse
-	err = s.eitherWay(t.Context(), func() error { return store.ErrLocked }, func(ctx context.Context, c chanceryv1.AdminClient) (err error) {
+	err = s.EitherWay(t.Context(), func() error { return store.ErrLocked }, func(ctx context.Context, c chanceryv1.AdminClient) (err error) {
 		resp, err = c.GetAuthorities(ctx, &chanceryv1.GetAuthoritiesRequest{})
 		return err
 	})

@@ -77,7 +77,7 @@ func initialize(ctx context.Context, s *Settings, roots []*x509.Certificate, out
 	if err != nil {
 		return err
 	}
-	if err := writeRoots(s, doc); err != nil {
+	if err := s.WriteRoots(doc); err != nil {
 		return err
 	}
 	fmt.Fprintf(out, "Made the authorities of trust domain %s in %s.\n", s.domain, s.place)
@@ -120,7 +120,7 @@ func alreadyMade(ctx context.Context, s *Settings, st store.Store, data []byte, 
 		return errors.Join(have, err)
 	}
 	if rootsMissing {
-		if err := writeRoots(s, doc); err != nil {
+		if err := s.WriteRoots(doc); err != nil {
 			return errors.Join(have, err)
 		}
 		have = fmt.Errorf("%w; %s was missing and has been written", have, s.rootsFile())
@@ -135,7 +135,8 @@ func alreadyMade(ctx context.Context, s *Settings, st store.Store, data []byte, 
 	return have
 }
 
-func writeRoots(s *Settings, doc *authority.Document) error {
+// WriteRoots writes the roots of a document to where agents are given them from.
+func (s *Settings) WriteRoots(doc *authority.Document) error {
 	bundle, err := doc.Bundle(s.domain)
 	if err != nil {
 		return err

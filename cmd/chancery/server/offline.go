@@ -50,7 +50,7 @@ func csrCommand(file *string) *cobra.Command {
 
 // requestIssuer makes a request in a running server, or in the state if no server holds it (decision D14).
 func requestIssuer(ctx context.Context, s *Settings, fresh bool) (der []byte, err error) {
-	err = s.eitherWay(ctx, func() error {
+	err = s.EitherWay(ctx, func() error {
 		return s.withAuthority(ctx, func(c authority.Config, actor string) error {
 			der, err = authority.Request(ctx, c, actor, fresh)
 			return err
@@ -100,7 +100,7 @@ func importIssuer(ctx context.Context, s *Settings, chain []*x509.Certificate) e
 	for _, c := range chain {
 		req.Certificates = append(req.Certificates, c.Raw)
 	}
-	return s.eitherWay(ctx, func() error {
+	return s.EitherWay(ctx, func() error {
 		return s.withAuthority(ctx, func(c authority.Config, actor string) error { return authority.Import(ctx, c, actor, chain) })
 	}, func(ctx context.Context, c chanceryv1.AdminClient) error {
 		_, err := c.ImportIssuer(ctx, req)

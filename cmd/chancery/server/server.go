@@ -45,6 +45,7 @@ type Server struct {
 	log       *audit.Log
 	issuance  *issuelog.Log // nil without one
 	store     store.Store
+	sealer    *keys.Sealer
 	keys      keystore.Store // nil if keys lie sealed in the state
 	health    *keys.Health
 	authority *authority.Keeper
@@ -115,8 +116,7 @@ func (s *Server) openState(ctx context.Context) (err error) {
 	if s.store, err = c.place.Open(ctx, s.logger); err != nil {
 		return c.explainStore(err)
 	}
-	sealer, err := keys.LoadSealer(c.State.SealingKey)
-	if err != nil {
+	if s.sealer, err = keys.LoadSealer(c.State.SealingKey); err != nil {
 		return err
 	}
 	if s.log, err = audit.Open(c.AuditLog); err != nil {
@@ -129,11 +129,11 @@ func (s *Server) openState(ctx context.Context) (err error) {
 	if err := s.log.Append(audit.Record{Event: audit.Started, Detail: "server of trust domain " + c.TrustDomain}); err != nil {
 		return err
 	}
-	if s.keys, err = c.keys.Open(ctx, sealer, s.logger); err != nil {
+	if s.keys, err = c.keys.Open(ctx, s.sealer, s.logger); err != nil {
 		return c.wrong(err)
 	}
 	s.authority, err = authority.Open(ctx, authority.Config{
-		Domain: c.domain, Store: s.store, Sealer: sealer, Log: s.log, Logger: s.logger, Plugged: c.Issuer.plugged(), Keys: s.keys, KeyType: c.keys.Type(), RootTTL: c.lifetimes.Root, IssuerTTL: c.lifetimes.Issuer,
+		Domain: c.domain, Store: s.store, Sealer: s.sealer, Log: s.log, Logger: s.logger, Plugged: c.Issuer.plugged(), Keys: s.keys, KeyType: c.keys.Type(), RootTTL: c.lifetimes.Root, IssuerTTL: c.lifetimes.Issuer,
 		IssuanceLog: listed, Profiles: []*ca.Profile{c.profile, ca.ServerProfile()}, Parented: c.parent != nil,
 	})
 	if err != nil {
@@ -271,7 +271,7 @@ func (s *Server) Run(ctx context.Context, started func()) error {
 	}
 	g.Go(func() error { return process.HTTP{Metrics: s.registry, Ready: s.ready}.Run(ctx, s.metrics) })
 	g.Go(func() error {
-		return adminsocket.Serve(ctx, s.admin, adminService{Desk: *s.desk, authority: s.authority, log: s.log, report: s.report})
+		return adminsocket.Serve(ctx, s.admin, adminService{Desk: *s.desk, authority: s.authority, log: s.log, report: s.report, export: s.exportState})
 	})
 	g.Go(func() error { return s.reopenLog(ctx) })
 	go s.retryLog(ctx) // not waited for: a write to a disk that hangs does not end

@@ -14,8 +14,8 @@ import (
 // show prints the authorities: as a running server says, or from the store if none runs here (decision D14).
 func show(ctx context.Context, s *Settings, format string, out io.Writer) error {
 	var resp *chanceryv1.GetAuthoritiesResponse
-	err := s.eitherWay(ctx, func() error {
-		_, doc, err := s.readDocument(ctx)
+	err := s.EitherWay(ctx, func() error {
+		_, doc, _, err := s.readDocument(ctx)
 		if err == nil {
 			resp, err = describe(doc)
 		}

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/chancery-project/chancery/ca/store"
+	"github.com/chancery-project/chancery/ca/store/kube"
 	"github.com/chancery-project/chancery/cmd/chancery/process"
 )
 
@@ -19,7 +20,7 @@ type Config struct {
 	// Postgres is a PostgreSQL database, for several servers. Who can write it can do as much, to all of them.
 	Postgres *PostgresConfig `json:"postgres,omitempty"`
 	// Kubernetes is a Secret and what lies beside it, for several servers. Who can write it can do as much, to all of them.
-	Kubernetes *KubernetesConfig `json:"kubernetes,omitempty"`
+	Kubernetes *kube.Config `json:"kubernetes,omitempty"`
 	// SealingKey is the file of the key that seals private keys and authenticates the state. Default: state.key in
 	// the folder of SQLite; required for a shared store, whose replicas all have the same. Who can read it and the state has
 	// the CA's keys: keep them apart.
@@ -42,19 +43,6 @@ type PostgresConfig struct {
 	Schema string `json:"schema,omitempty"`
 }
 
-// KubernetesConfig names the Secret that holds the document. One of Kubeconfig and InCluster is set.
-type KubernetesConfig struct {
-	// Namespace is where Secret and Lease lie. Required. It should hold nothing else.
-	Namespace string `json:"namespace"`
-	// Name is that of the Secret and the Lease, and leads the names of what lies beside them. Default chancery.
-	Name string `json:"name,omitempty"`
-	// Kubeconfig reaches the API server.
-	Kubeconfig string `json:"kubeconfig,omitempty"`
-	// InCluster reaches the API server by the service account of the pod that the server runs in, instead of Kubeconfig.
-	// Default false.
-	InCluster bool `json:"inCluster,omitempty"`
-}
-
 // Paths are the fields that name files.
 func (c *Config) Paths() []*string {
 	paths := []*string{&c.SQLite, &c.SealingKey, &c.Dir}
@@ -62,7 +50,7 @@ func (c *Config) Paths() []*string {
 		paths = append(paths, &c.Postgres.PasswordFile)
 	}
 	if c.Kubernetes != nil {
-		paths = append(paths, &c.Kubernetes.Kubeconfig)
+		paths = append(paths, c.Kubernetes.Paths()...)
 	}
 	return paths
 }
@@ -80,7 +68,7 @@ func (c *Config) SetDefaults(auditLog string) error {
 		process.SetDefault(&c.Postgres.Schema, "chancery")
 	}
 	if c.Kubernetes != nil {
-		process.SetDefault(&c.Kubernetes.Name, "chancery")
+		process.SetDefault(&c.Kubernetes.Name, kube.DefaultName)
 	}
 	switch host, err := os.Hostname(); {
 	case !c.shared():
@@ -114,8 +102,10 @@ func (c *Config) check() error {
 	if err := store.CheckName(c.Replica); err != nil {
 		return fmt.Errorf("state.replica: %.80q cannot be a replica's name: %w; set one such as server-1", c.Replica, err)
 	}
-	if k := c.Kubernetes; k != nil && (k.Kubeconfig != "") == k.InCluster {
-		return errors.New("state.kubernetes: set one of kubeconfig and inCluster, which say how to reach the API server")
+	if c.Kubernetes != nil {
+		if err := c.Kubernetes.Check(); err != nil {
+			return fmt.Errorf("state.kubernetes: %w", err)
+		}
 	}
 	return nil
 }

@@ -7,10 +7,22 @@ import (
 	"net/url"
 
 	"github.com/chancery-project/chancery/ca/store"
+	"github.com/chancery-project/chancery/ca/store/kube"
 )
 
 // openShared opens a store that several servers work on.
 func (p *Place) openShared(ctx context.Context, logger *slog.Logger, create bool) (store.Store, error) {
+	if c := p.config.Kubernetes; c != nil {
+		open := kube.Open
+		if create {
+			open = kube.Create
+		}
+		st, err := open(ctx, *c, logger)
+		if err != nil {
+			return nil, err // not st: it would be an interface that holds nil
+		}
+		return st, nil
+	}
 	return nil, errors.New("not there yet")
 }
 

@@ -23,60 +23,52 @@ const (
 	changeField   = "change"      // random: which call of Create or Replace wrote it
 )
 
-// maxVersion is the contract's.
-const maxVersion = 1 << 62
-
 // errEmpty: the Secret is there as it was made, with no document in it.
 var errEmpty = fmt.Errorf("%w in it yet; `chancery authority init` makes one", store.ErrMissing)
 
-// Load implements store.Document.
+// Load implements store.Document. The API server answers from etcd, not from its cache, as no resourceVersion is given.
 func (s *Store) Load(ctx context.Context) (data []byte, version uint64, err error) {
-	d, err := s.document(ctx)
-	if apierrors.IsNotFound(err) {
-		err = fmt.Errorf("%w: %w", store.ErrMissing, err)
-	}
-	return d.data, d.version, err
+	err = s.do(ctx, "loading document from", s.documentSecret(), func(ctx context.Context) error {
+		d, err := s.document(ctx)
+		data, version = d.data, d.version
+		return err
+	})
+	return data, version, err
 }
 
 // Create implements store.Document. The Secret is there already: package-level Create made it.
 func (s *Store) Create(ctx context.Context, version uint64, data []byte) error {
-	return s.change(ctx, "creating", 0, version, data)
+	return s.do(ctx, "creating document in", s.documentSecret(), func(ctx context.Context) error {
+		return s.swap(ctx, 0, version, data)
+	})
 }
 
 // Replace implements store.Document.
 func (s *Store) Replace(ctx context.Context, old, next uint64, data []byte) error {
-	if old == 0 {
-		return fmt.Errorf("replacing document in Secret %s/%s: there is no version 0", s.namespace, s.name)
-	}
-	return s.change(ctx, "replacing", old, next, data)
+	return s.do(ctx, "replacing document in", s.documentSecret(), func(ctx context.Context) error {
+		if old == 0 {
+			return errors.New("there is no version 0")
+		}
+		return s.swap(ctx, old, next, data)
+	})
 }
 
-// change stores data as version next if the stored version is old, 0 for none.
-func (s *Store) change(ctx context.Context, doing string, old, next uint64, data []byte) error {
-	err := s.swap(ctx, old, next, data)
-	if err != nil {
-		return fmt.Errorf("%s document: %w", doing, err)
-	}
-	return nil
-}
-
+// swap stores data as version next if the stored version is old, 0 for none.
 func (s *Store) swap(ctx context.Context, old, next uint64, data []byte) error {
-	if next <= old || next > maxVersion {
-		return fmt.Errorf("version %d after %d; it should be above that and at most %d", next, old, uint64(maxVersion))
+	if err := store.CheckDocument(old, next, data); err != nil {
+		return err
 	}
 	packed, err := pack(next, data)
 	if err != nil {
 		return err
 	}
-	for n := range tries {
+	for n := 0; ; n++ {
 		d, err := s.document(ctx)
 		switch {
-		case apierrors.IsNotFound(err):
-			return fmt.Errorf("%w: %w", store.ErrMissing, err)
 		case err != nil && !errors.Is(err, errEmpty):
 			return err
 		case d.version != old:
-			return fmt.Errorf("Secret %s/%s holds version %d: %w", s.namespace, s.name, d.version, store.ErrConflict)
+			return fmt.Errorf("it holds version %d: %w", d.version, store.ErrConflict)
 		}
 		err = s.patch(ctx, s.documentSecret(), struct {
 			Metadata version           `json:"metadata"`
@@ -90,14 +82,11 @@ func (s *Store) swap(ctx context.Context, old, next uint64, data []byte) error {
 		if d, loadErr := s.document(ctx); loadErr == nil && bytes.Equal(d.change, packed[changeField]) {
 			return nil
 		}
-		if !apierrors.IsConflict(err) {
+		// A conflict may be about its labels only.
+		if !apierrors.IsConflict(err) || !pause(ctx, n, retryFirst, retryMost) {
 			return err
 		}
-		if !pause(ctx, n, retryFirst, retryMost) {
-			return ctx.Err()
-		}
 	}
-	return fmt.Errorf("Secret %s/%s was changed by others each of %d times that its document was to be, though not the document", s.namespace, s.name, tries)
 }
 
 // stored is what the Secret holds.
@@ -111,19 +100,17 @@ type stored struct {
 // document reads the Secret. With errEmpty the resource is right too.
 func (s *Store) document(ctx context.Context) (stored, error) {
 	secret := &corev1.Secret{}
-	o := s.documentSecret()
-	if err := s.get(ctx, o, secret); err != nil {
+	err := s.get(ctx, s.documentSecret(), secret)
+	if apierrors.IsNotFound(err) {
+		return stored{}, fmt.Errorf("%w: %w", store.ErrMissing, err)
+	} else if err != nil {
 		return stored{}, err
 	}
-	d, err := unpack(secret)
-	return d, s.wrong("reading", o, err)
+	return unpack(secret)
 }
 
 // pack returns the data of the document's Secret.
 func pack(version uint64, data []byte) (map[string][]byte, error) {
-	if len(data) > store.MaxDocument {
-		return nil, fmt.Errorf("it has %d bytes; at most %d are stored", len(data), store.MaxDocument)
-	}
 	var out bytes.Buffer
 	z := gzip.NewWriter(&out)
 	_, err := z.Write(data)
@@ -138,7 +125,7 @@ func pack(version uint64, data []byte) (map[string][]byte, error) {
 		n += len(value)
 	}
 	if n > corev1.MaxSecretSize {
-		return nil, fmt.Errorf("it has %d bytes, %d of them after gzip; a Secret of Kubernetes holds at most %d: revoke by identity and not each certificate, or keep the state in PostgreSQL",
+		return nil, fmt.Errorf("the document has %d bytes, %d of them after gzip; a Secret of Kubernetes holds at most %d: revoke by identity and not each certificate, or keep the state in PostgreSQL",
 			len(data), n, corev1.MaxSecretSize)
 	}
 	return fields, nil
@@ -158,8 +145,8 @@ func unpack(secret *corev1.Secret) (d stored, err error) {
 	switch {
 	case len(secret.Data) != 3 || packed == nil || change == nil:
 		return d, fmt.Errorf("its data has %d fields; it should have three, %s, %s and %s", len(secret.Data), versionField, documentField, changeField)
-	case err != nil || version == 0 || version > maxVersion || strconv.FormatUint(version, 10) != number:
-		return d, fmt.Errorf("%s is %.40q; it should be a number from 1 to %d", versionField, number, uint64(maxVersion))
+	case err != nil || version == 0 || version > store.MaxVersion || strconv.FormatUint(version, 10) != number:
+		return d, fmt.Errorf("%s is %.40q; it should be a number from 1 to %d", versionField, number, uint64(store.MaxVersion))
 	case len(packed) > corev1.MaxSecretSize:
 		return d, fmt.Errorf("%s has %d bytes; at most %d are read", documentField, len(packed), corev1.MaxSecretSize)
 	}

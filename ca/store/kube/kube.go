@@ -18,7 +18,6 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"regexp"
-	"strings"
 	"sync"
 	"time"
 
@@ -43,10 +42,11 @@ const (
 const (
 	// DefaultName is that of the objects where Config gives none.
 	DefaultName = "chancery-state"
-	// patience bounds each request to the API server.
+	// MaxNote is the most bytes of one note, so that a replica that goes wild leaves room for others: all notes share a Secret, of
+	// at most 1 MiB. A document may have what is at most 1 MiB after gzip.
+	MaxNote = 512 << 10
+	// patience bounds each call.
 	patience = 10 * time.Second
-	// tries bounds how often a change is made anew because somebody else changed the object, such as its labels.
-	tries = 10
 )
 
 // Config says which objects hold the state, and how their cluster is reached.
@@ -98,16 +98,14 @@ type Store struct {
 	params          runtime.ParameterCodec
 	client          interface{ CloseIdleConnections() }
 	log             *slog.Logger
-	closed          chan struct{}
-	close           func()
+	life            context.Context // until Close
+	end             context.CancelFunc
 
 	mu   sync.Mutex // guards seen, never held over a request
 	seen observed   // of the lease
 }
 
 var _ store.Store = (*Store)(nil)
-
-var errClosed = errors.New("the store is closed")
 
 // Open opens a store whose objects are all there. A nil logger logs nothing.
 func Open(ctx context.Context, c Config, log *slog.Logger) (*Store, error) {
@@ -162,7 +160,7 @@ func connect(c Config, log *slog.Logger) (*Store, error) {
 		return nil, err
 	}
 	s := &Store{
-		namespace: c.Namespace, name: c.Name, params: runtime.NewParameterCodec(scheme), client: client, log: log, closed: make(chan struct{}),
+		namespace: c.Namespace, name: c.Name, params: runtime.NewParameterCodec(scheme), client: client, log: log,
 	}
 	if s.name == "" {
 		s.name = DefaultName
@@ -170,7 +168,7 @@ func connect(c Config, log *slog.Logger) (*Store, error) {
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)
 	}
-	s.close = sync.OnceFunc(func() { close(s.closed) })
+	s.life, s.end = context.WithCancel(context.Background())
 	if s.core, err = kube.Group(cfg, client, scheme, corev1.SchemeGroupVersion, "/api"); err == nil {
 		s.coord, err = kube.Group(cfg, client, scheme, coordination.SchemeGroupVersion, "/apis")
 	}
@@ -182,14 +180,16 @@ func connect(c Config, log *slog.Logger) (*Store, error) {
 
 // look reads each object once, so that a missing one is told at the start and not when it is first written.
 func (s *Store) look(ctx context.Context) error {
-	if _, err := s.document(ctx); err != nil && !errors.Is(err, errEmpty) {
+	if _, _, err := s.Load(ctx); err != nil && !errors.Is(err, errEmpty) {
 		return err
 	}
-	if _, _, err := s.notes(ctx); err != nil {
+	if _, err := s.Notes(ctx); err != nil {
 		return err
 	}
-	_, err := s.lease(ctx)
-	return err
+	return s.do(ctx, "reading", s.leaseObject(), func(ctx context.Context) error {
+		_, err := s.lease(ctx)
+		return err
+	})
 }
 
 func (s *Store) makeMissing(ctx context.Context) error {
@@ -198,34 +198,33 @@ func (s *Store) makeMissing(ctx context.Context) error {
 			"app.kubernetes.io/managed-by": "chancery", "app.kubernetes.io/component": "authority-state",
 		}}
 	}
-	for _, o := range []struct {
-		object object
-		body   runtime.Object
-	}{
-		{s.documentSecret(), &corev1.Secret{ObjectMeta: meta(s.name), Type: documentType}},
-		{s.notesSecret(), &corev1.Secret{ObjectMeta: meta(s.notesName()), Type: notesType}},
-		{s.leaseObject(), &coordination.Lease{ObjectMeta: meta(s.name)}},
-	} {
-		// Asked for first, so that who may not create can open what is all there.
-		if err := s.get(ctx, o.object, o.body.DeepCopyObject()); !apierrors.IsNotFound(err) {
-			if err != nil {
-				return err
-			}
-			continue
-		}
-		ctx, cancel := context.WithTimeout(ctx, patience)
-		err := o.object.group.Post().Namespace(s.namespace).Resource(o.object.resource).Body(o.body).Do(ctx).Error()
-		cancel()
-		if err != nil && !apierrors.IsAlreadyExists(err) {
-			return s.wrong("creating", o.object, err)
-		}
-	}
-	return nil
+	return errors.Join(
+		s.makeOne(ctx, s.documentSecret(), &corev1.Secret{ObjectMeta: meta(s.name), Type: documentType}),
+		s.makeOne(ctx, s.notesSecret(), &corev1.Secret{ObjectMeta: meta(s.notesName()), Type: notesType}),
+		s.makeOne(ctx, s.leaseObject(), &coordination.Lease{ObjectMeta: meta(s.name)}),
+	)
 }
 
-// Close ends what waits in Watch. The objects stay as they are; a lease that is held is left to end.
+// makeOne makes an object unless it is there. It asks first, so that who may not create can open what is all there.
+func (s *Store) makeOne(ctx context.Context, o object, body runtime.Object) error {
+	return s.do(ctx, "creating", o, func(ctx context.Context) error {
+		err := s.get(ctx, o, body.DeepCopyObject())
+		if !apierrors.IsNotFound(err) {
+			return err
+		}
+		err = o.group.Post().Namespace(s.namespace).Resource(o.resource).Body(body).Do(ctx).Error()
+		if apierrors.IsForbidden(err) {
+			return fmt.Errorf("%w; who runs `chancery authority init` should have the right to create secrets and leases in namespace %s", err, s.namespace)
+		} else if apierrors.IsAlreadyExists(err) {
+			return nil
+		}
+		return err
+	})
+}
+
+// Close implements store.Store. The objects stay as they are; a lease that is held is left to end.
 func (s *Store) Close() error {
-	s.close()
+	s.end()
 	s.client.CloseIdleConnections()
 	return nil
 }
@@ -242,30 +241,41 @@ func (s *Store) notesSecret() object    { return object{s.core, "Secret", "secre
 func (s *Store) leaseObject() object    { return object{s.coord, "Lease", "leases", s.name} }
 func (s *Store) notesName() string      { return s.name + "-notes" }
 
-func (s *Store) get(ctx context.Context, o object, into runtime.Object) error {
-	if err := s.usable(); err != nil {
-		return err
-	}
+// do runs a call that is about one object: within the time that a call has, until Close, and with errors that say which it was.
+func (s *Store) do(ctx context.Context, doing string, o object, call func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	err := o.group.Get().Namespace(s.namespace).Resource(o.resource).Name(o.name).Do(ctx).Into(into)
-	return s.wrong("reading", o, err)
+	defer context.AfterFunc(s.life, cancel)()
+	err := ctx.Err()
+	if err == nil && s.life.Err() == nil {
+		err = call(ctx)
+	}
+	switch {
+	case errors.Is(err, store.ErrMissing), errors.Is(err, store.ErrConflict):
+	case s.life.Err() != nil:
+		err = store.ErrClosed
+	case err != nil && ctx.Err() != nil && !errors.Is(err, ctx.Err()):
+		err = fmt.Errorf("%w (%w)", ctx.Err(), err)
+	}
+	if err != nil {
+		return fmt.Errorf("%s %s %s/%s: %w", doing, o.kind, s.namespace, o.name, err)
+	}
+	return nil
+}
+
+func (s *Store) get(ctx context.Context, o object, into runtime.Object) error {
+	return s.hint(o.group.Get().Namespace(s.namespace).Resource(o.resource).Name(o.name).Do(ctx).Into(into))
 }
 
 // patch changes the fields that a JSON merge patch (RFC 7396) has; with metadata.resourceVersion in it only if the object is
 // still that version, else the answer is a conflict.
 func (s *Store) patch(ctx context.Context, o object, patch any) error {
-	if err := s.usable(); err != nil {
-		return err
-	}
 	body, err := json.Marshal(patch)
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, patience)
-	defer cancel()
 	// The answer is the object once more; we have no use for it.
-	return s.wrong("changing", o, o.group.Patch(types.MergePatchType).Namespace(s.namespace).Resource(o.resource).Name(o.name).Body(body).Do(ctx).Error())
+	return s.hint(o.group.Patch(types.MergePatchType).Namespace(s.namespace).Resource(o.resource).Name(o.name).Body(body).Do(ctx).Error())
 }
 
 // version is the part of a patch that says what it is made for.
@@ -273,30 +283,23 @@ type version struct {
 	ResourceVersion string `json:"resourceVersion"`
 }
 
-// wrong names the object, and what to do where that is known.
-func (s *Store) wrong(doing string, o object, err error) error {
+// hint says what to do about an error where that is known.
+func (s *Store) hint(err error) error {
 	switch {
-	case err == nil:
-		return nil
-	case apierrors.IsForbidden(err) && doing == "creating":
-		err = fmt.Errorf("%w; who runs `chancery authority init` should have the right to create secrets and leases in namespace %s", err, s.namespace)
 	case apierrors.IsForbidden(err):
-		err = fmt.Errorf("%w; its account should have the rights to get, watch and patch secrets %s and %s and lease %s in namespace %s, as in deploy/kubernetes/rbac.yaml",
+		return fmt.Errorf("%w; its account should have the rights to get, watch and patch secrets %s and %s and lease %s in namespace %s, as in deploy/kubernetes/rbac.yaml",
 			err, s.name, s.notesName(), s.name, s.namespace)
 	case apierrors.IsNotFound(err):
-		err = fmt.Errorf("%w; `chancery authority init` makes it, and a server never does", err)
+		return fmt.Errorf("%w; `chancery authority init` makes it, and a server never does", err)
 	}
-	return fmt.Errorf("%s %s %s/%s: %w", doing, o.kind, s.namespace, o.name, err)
+	return err
 }
 
-func (s *Store) usable() error {
-	select {
-	case <-s.closed:
-		return errClosed
-	default:
-		return nil
-	}
-}
+// How long is waited before a change that met another one is made anew.
+const (
+	retryFirst = 10 * time.Millisecond
+	retryMost  = time.Second
+)
 
 // pause waits before the n-th try, longer each time and never for the same time as somebody else. False: ctx ended.
 func pause(ctx context.Context, n int, first, most time.Duration) bool {
@@ -308,6 +311,3 @@ func pause(ctx context.Context, n int, first, most time.Duration) bool {
 		return true
 	}
 }
-
-// excerpt is text of others for a message.
-func excerpt(s string) string { return strings.ToValidUTF8(s[:min(len(s), store.MaxName)], "?") }

@@ -2,7 +2,6 @@ package kube
 
 import (
 	"bytes"
-	"context"
 	"errors"
 	"fmt"
 	"strings"
@@ -14,144 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/chancery-project/chancery/ca/store"
-	"github.com/chancery-project/chancery/test/process"
 )
-
-func TestDocument(t *testing.T) {
-	t.Parallel()
-	c := namespace(t, server(t))
-	s := create(t, c)
-	ctx := t.Context()
-	if _, _, err := s.Load(ctx); !errors.Is(err, store.ErrMissing) || !strings.Contains(err.Error(), c.Namespace+"/chancery-state") {
-		t.Errorf("loading from an empty store gave %v", err)
-	}
-	if err := s.Replace(ctx, 1, 2, []byte("x")); !errors.Is(err, store.ErrConflict) {
-		t.Errorf("replacing nothing gave %v", err)
-	}
-	if err := s.Create(ctx, 5<<32, []byte("one")); err != nil {
-		t.Fatal(err)
-	}
-	other := open(t, c)
-	if err := other.Create(ctx, 1, []byte("other")); !errors.Is(err, store.ErrConflict) {
-		t.Errorf("creating twice gave %v", err)
-	}
-	if err := other.Replace(ctx, 5<<32, 6<<32, []byte("two")); err != nil {
-		t.Fatal(err)
-	}
-	if err := s.Replace(ctx, 5<<32, 5<<32+1, []byte("late")); !errors.Is(err, store.ErrConflict) {
-		t.Errorf("replacing an old version gave %v", err)
-	}
-	if data, v, err := s.Load(ctx); string(data) != "two" || v != 6<<32 || err != nil {
-		t.Errorf("loaded %q, version %d, %v", data, v, err)
-	}
-}
-
-func TestWatchTells(t *testing.T) {
-	t.Parallel()
-	c := namespace(t, server(t))
-	a, b := create(t, c), open(t, c)
-	ctx, cancel := context.WithCancel(t.Context())
-	told := make(chan struct{}, 1)
-	done := make(chan error, 1)
-	go func() {
-		done <- a.Watch(ctx, func() {
-			select {
-			case told <- struct{}{}:
-			default:
-			}
-		})
-	}()
-	// seen waits until the change was told and can be read.
-	seen := func(what string, see func() bool) {
-		t.Helper()
-		for !see() {
-			select {
-			case <-told:
-			case <-time.After(20 * time.Second):
-				t.Fatalf("%s was not told", what)
-			}
-		}
-	}
-	if err := b.Create(ctx, 1, []byte("one")); err != nil {
-		t.Fatal(err)
-	}
-	seen("the document", func() bool { data, _, _ := a.Load(ctx); return string(data) == "one" })
-	if err := b.PutNote(ctx, "b", []byte("hello")); err != nil {
-		t.Fatal(err)
-	}
-	seen("a note", func() bool { all, _ := a.Notes(ctx); return string(all["b"]) == "hello" })
-	cancel()
-	if err := <-done; err != nil {
-		t.Error(err)
-	}
-}
-
-func TestLease(t *testing.T) {
-	t.Parallel()
-	c := namespace(t, server(t))
-	a, b := create(t, c), open(t, c)
-	ctx := t.Context()
-	want := func(s *Store, holder string, held bool, by string) {
-		t.Helper()
-		if h, b, err := s.Hold(ctx, holder, time.Second); h != held || b != by || err != nil {
-			t.Errorf("%s: held %v, by %q, %v; want %v, %q", holder, h, b, err, held, by)
-		}
-	}
-	want(a, "a", true, "a")
-	want(b, "b", false, "a")
-	want(a, "a", true, "a")
-	if err := b.GiveUp(ctx, "b"); err != nil {
-		t.Error(err)
-	}
-	want(b, "b", false, "a")
-	if err := a.GiveUp(ctx, "a"); err != nil {
-		t.Fatal(err)
-	}
-	want(b, "b", true, "b")
-	want(a, "a", false, "b")
-	process.Eventually(t, 20*time.Second, "the lease ends", func() error {
-		if held, by, err := a.Hold(ctx, "a", time.Second); !held {
-			return fmt.Errorf("held by %s, %v", by, err)
-		}
-		return nil
-	})
-	lease, err := server(t).Client.CoordinationV1().Leases(c.Namespace).Get(ctx, "chancery-state", metav1.GetOptions{})
-	if err != nil || *lease.Spec.LeaseTransitions != 3 {
-		t.Errorf("%v, %v; want 3 transitions", lease.Spec, err)
-	}
-}
-
-// Whoever comes first takes a lease that is free, and nobody else has it then.
-func TestOneOfManyTakesTheLease(t *testing.T) {
-	t.Parallel()
-	c := namespace(t, server(t))
-	create(t, c)
-	var mu sync.Mutex
-	held, by := map[string]bool{}, map[string]bool{}
-	var wg sync.WaitGroup
-	for i := range 8 {
-		s := open(t, c)
-		wg.Go(func() {
-			name := fmt.Sprintf("replica-%d", i)
-			h, b, err := s.Hold(t.Context(), name, time.Minute)
-			if err != nil {
-				t.Error(err)
-			}
-			mu.Lock()
-			defer mu.Unlock()
-			held[name], by[b] = h, true
-		})
-	}
-	wg.Wait()
-	for name, h := range held {
-		if h && !by[name] || h && len(by) != 1 {
-			t.Errorf("held %v, by %v", held, by)
-		}
-	}
-	if len(by) != 1 {
-		t.Errorf("held by %v", by)
-	}
-}
 
 // Replicas write their notes at the same time; none is lost, and none has to be tried again by the caller.
 func TestNotesOfManyAtOnce(t *testing.T) {
@@ -271,13 +133,15 @@ func TestSizes(t *testing.T) {
 	if err := s.Replace(ctx, 2, 3, make([]byte, store.MaxDocument+1)); err == nil || !strings.Contains(err.Error(), "at most 16777216 are stored") {
 		t.Errorf("too large: %v", err)
 	}
-	if err := s.PutNote(ctx, "a", noise(600<<10)); err != nil {
-		t.Errorf("a note of 600 KiB: %v", err)
+	for _, replica := range []string{"a", "b"} {
+		if err := s.PutNote(ctx, replica, noise(MaxNote)); err != nil {
+			t.Errorf("a note of 512 KiB: %v", err)
+		}
 	}
-	if err := s.PutNote(ctx, "b", noise(500<<10)); err == nil || !strings.Contains(err.Error(), "chancery replica forget") {
-		t.Errorf("two notes that are too large together: %v", err)
+	if err := s.PutNote(ctx, "c", []byte("x")); err == nil || !strings.Contains(err.Error(), "chancery replica forget") {
+		t.Errorf("notes that are too large together: %v", err)
 	}
-	if err := s.PutNote(ctx, "a", noise(store.MaxNote)); err != nil {
-		t.Errorf("a note of 1 MiB in place of one of 600 KiB: %v", err)
+	if err := s.PutNote(ctx, "b", noise(MaxNote)); err != nil {
+		t.Errorf("a note of 512 KiB in place of another: %v", err)
 	}
 }

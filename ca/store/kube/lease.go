@@ -2,8 +2,8 @@ package kube
 
 import (
 	"context"
-	"fmt"
 	"math"
+	"strings"
 	"time"
 
 	coordination "k8s.io/api/coordination/v1"
@@ -47,63 +47,68 @@ type leaseSpec struct {
 // Hold implements store.Lease. A process that sees a lease for the first time waits for its whole life: it cannot know how
 // much of that is over.
 func (s *Store) Hold(ctx context.Context, holder string, life time.Duration) (held bool, by string, err error) {
-	if err := store.CheckLease(holder, life); err != nil {
+	err = s.do(ctx, "taking the lease in", s.leaseObject(), func(ctx context.Context) error {
+		if err := store.CheckLease(holder, life); err != nil {
+			return err
+		}
+		for n := 0; ; n++ {
+			by, err = s.hold(ctx, holder, life)
+			// Of a conflict the cause may be another replica that now has the lease, or who changes labels, or this very request,
+			// sent again by client-go: then the lease names us.
+			if !apierrors.IsConflict(err) || !pause(ctx, n, retryFirst, retryMost) {
+				return err
+			}
+		}
+	})
+	if err != nil {
 		return false, "", err
 	}
-	for range tries {
-		lease, err := s.lease(ctx)
-		if err != nil {
-			return false, "", fmt.Errorf("taking the lease: %w", err)
-		}
-		have := recordOf(lease)
-		if have.holder != holder && have.holder != "" && !s.over(have) {
-			return false, excerpt(have.holder), nil
-		}
-		now := metav1.NowMicro()
-		next := leaseSpec{holder, int32((life + time.Second - 1) / time.Second), have.changes, &now, &now}
-		if have.holder == holder && !have.acquired.IsZero() {
-			next.AcquireTime = &metav1.MicroTime{Time: have.acquired}
-		} else if have.holder != holder {
-			next.LeaseTransitions = min(max(have.changes, 0), math.MaxInt32-1) + 1
-		}
-		err = s.patch(ctx, s.leaseObject(), leasePatch{version{lease.ResourceVersion}, next})
-		if err == nil {
-			return true, holder, nil
-		}
-		// Somebody was faster; it may be a manager of labels, or another replica that now has the lease. Or this very request,
-		// sent again by client-go: then the lease names us.
-		if !apierrors.IsConflict(err) {
-			return false, "", fmt.Errorf("taking the lease: %w", err)
-		}
+	return by == holder, by, nil
+}
+
+// hold takes the lease if it is free and says who has it then.
+func (s *Store) hold(ctx context.Context, holder string, life time.Duration) (by string, err error) {
+	lease, err := s.lease(ctx)
+	if err != nil {
+		return "", err
 	}
-	return false, "", fmt.Errorf("taking the lease: Lease %s/%s was changed by others each of %d times", s.namespace, s.name, tries)
+	have := recordOf(lease)
+	if have.holder != holder && have.holder != "" && !s.over(have) {
+		return have.holder, nil
+	}
+	now := metav1.NowMicro()
+	next := leaseSpec{holder, int32((life + time.Second - 1) / time.Second), have.changes, &now, &now}
+	if have.holder != holder {
+		next.LeaseTransitions = min(max(have.changes, 0), math.MaxInt32-1) + 1
+	} else if !have.acquired.IsZero() {
+		next.AcquireTime = &metav1.MicroTime{Time: have.acquired}
+	}
+	return holder, s.patch(ctx, s.leaseObject(), leasePatch{version{lease.ResourceVersion}, next})
 }
 
 // GiveUp implements store.Lease.
 func (s *Store) GiveUp(ctx context.Context, holder string) error {
-	if err := s.giveUp(ctx, holder); err != nil {
-		return fmt.Errorf("giving up the lease: %w", err)
-	}
-	return nil
+	return s.do(ctx, "giving up the lease in", s.leaseObject(), func(ctx context.Context) error {
+		for n := 0; ; n++ {
+			err := s.giveUp(ctx, holder)
+			if !apierrors.IsConflict(err) || !pause(ctx, n, retryFirst, retryMost) {
+				return err
+			}
+		}
+	})
 }
 
 func (s *Store) giveUp(ctx context.Context, holder string) error {
-	for range tries {
-		lease, err := s.lease(ctx)
-		if err != nil {
-			return err
-		}
-		have := recordOf(lease)
-		if have.holder != holder || holder == "" {
-			return nil
-		}
-		now := metav1.NowMicro()
-		err = s.patch(ctx, s.leaseObject(), leasePatch{version{lease.ResourceVersion}, leaseSpec{"", 1, have.changes, &now, &now}})
-		if err == nil || !apierrors.IsConflict(err) {
-			return err
-		}
+	lease, err := s.lease(ctx)
+	if err != nil {
+		return err
 	}
-	return fmt.Errorf("Lease %s/%s was changed by others each of %d times", s.namespace, s.name, tries)
+	have := recordOf(lease)
+	if have.holder != holder || holder == "" {
+		return nil
+	}
+	now := metav1.NowMicro()
+	return s.patch(ctx, s.leaseObject(), leasePatch{version{lease.ResourceVersion}, leaseSpec{"", 1, have.changes, &now, &now}})
 }
 
 func (s *Store) lease(ctx context.Context) (*coordination.Lease, error) {
@@ -129,7 +134,7 @@ func (r record) life() time.Duration {
 func recordOf(lease *coordination.Lease) (r record) {
 	spec := lease.Spec
 	if spec.HolderIdentity != nil {
-		r.holder = *spec.HolderIdentity
+		r.holder = strings.ToValidUTF8((*spec.HolderIdentity)[:min(len(*spec.HolderIdentity), store.MaxName)], "?")
 	}
 	if spec.LeaseDurationSeconds != nil {
 		r.seconds = *spec.LeaseDurationSeconds

@@ -2,7 +2,6 @@ package kube
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"sync"
@@ -11,6 +10,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/watch"
+
+	"github.com/chancery-project/chancery/ca/store"
 )
 
 const (
@@ -29,11 +30,7 @@ const (
 
 // Watch implements store.Store. Errors are logged once, and tried again: even a right that lacks may be given later.
 func (s *Store) Watch(ctx context.Context, changed func()) error {
-	if err := s.usable(); err != nil {
-		return err
-	}
 	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
 	news := make(chan struct{}, 1) // one that waits stands for all
 	tell := func() {
 		select {
@@ -41,18 +38,17 @@ func (s *Store) Watch(ctx context.Context, changed func()) error {
 		default:
 		}
 	}
-	tell()
 	var following sync.WaitGroup
 	defer following.Wait()
 	defer cancel()
 	for _, o := range []object{s.documentSecret(), s.notesSecret()} {
 		following.Go(func() { s.follow(ctx, o, tell) })
 	}
-	for {
+	for tell(); ; {
 		select {
+		case <-s.life.Done():
+			return fmt.Errorf("watching Secret %s/%s: %w", s.namespace, s.name, store.ErrClosed)
 		case <-ctx.Done():
-			return nil
-		case <-s.closed:
 			return nil
 		case <-news:
 			changed()
@@ -68,7 +64,7 @@ func (s *Store) follow(ctx context.Context, o object, tell func()) {
 		err := s.watchOnce(ctx, o, func() {
 			if failing {
 				failing = false
-				s.log.Info("watching the state works again", "object", o.name)
+				s.log.Info("watching the state works again", "secret", s.namespace+"/"+o.name)
 			}
 			tell()
 		})
@@ -77,7 +73,7 @@ func (s *Store) follow(ctx context.Context, o object, tell func()) {
 		}
 		if err != nil && !failing {
 			failing = true
-			s.log.Warn("watching the state fails; until it works again changes by others are seen later", "object", o.name, "error", err)
+			s.log.Warn("watching the state fails; until it works again changes by others are seen later", "secret", s.namespace+"/"+o.name, "error", err)
 		}
 		// A watch that ends as soon as it is open has not worked either, whatever it says.
 		failures++
@@ -109,7 +105,7 @@ func (s *Store) watchOnce(ctx context.Context, o object, tell func()) error {
 		err = fmt.Errorf("no answer in %s", patience)
 	}
 	if err != nil {
-		return s.wrong("watching", o, err)
+		return s.hint(err)
 	}
 	defer w.Stop()
 	tell()
@@ -120,7 +116,7 @@ func (s *Store) watchOnce(ctx context.Context, o object, tell func()) error {
 		case <-ctx.Done():
 			return nil
 		case <-silence.C:
-			return s.wrong("watching", o, fmt.Errorf("nothing was heard for %s, not even a bookmark", maxSilent))
+			return fmt.Errorf("nothing was heard for %s, not even a bookmark", maxSilent)
 		case e, ok := <-w.ResultChan():
 			if !ok {
 				return nil
@@ -129,7 +125,7 @@ func (s *Store) watchOnce(ctx context.Context, o object, tell func()) error {
 			switch e.Type {
 			case watch.Bookmark:
 			case watch.Error:
-				return s.wrong("watching", o, errors.Join(errors.New("the API server ended the watch"), apierrors.FromObject(e.Object)))
+				return fmt.Errorf("the API server ended the watch: %w", apierrors.FromObject(e.Object))
 			default:
 				tell()
 			}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/chancery-project/chancery/ca/store"
 	"github.com/chancery-project/chancery/ca/store/kube"
+	"github.com/chancery-project/chancery/ca/store/postgres"
 	"github.com/chancery-project/chancery/cmd/chancery/process"
 )
 
@@ -18,7 +19,7 @@ type Config struct {
 	// SQLite is the database file, which one server holds. Who can write it can roll it back or delete it, but not forge it.
 	SQLite string `json:"sqlite,omitempty"`
 	// Postgres is a PostgreSQL database, for several servers. Who can write it can do as much, to all of them.
-	Postgres *PostgresConfig `json:"postgres,omitempty"`
+	Postgres *postgres.Config `json:"postgres,omitempty"`
 	// Kubernetes is a Secret and what lies beside it, for several servers. Who can write it can do as much, to all of them.
 	Kubernetes *kube.Config `json:"kubernetes,omitempty"`
 	// SealingKey is the file of the key that seals private keys and authenticates the state. Default: state.key in
@@ -31,16 +32,6 @@ type Config struct {
 	// Dir is the folder of admin.sock, roots.pem and state.mark, of this server alone. Default: that of SQLite; for a shared
 	// store that of auditLog. Who can write it can answer in the server's place, and hide from it that the state was rolled back.
 	Dir string `json:"dir,omitempty"`
-}
-
-// PostgresConfig names a PostgreSQL database.
-type PostgresConfig struct {
-	// URL is postgres://USER@HOST:PORT/DATABASE?sslmode=verify-full&sslrootcert=FILE, without a password. Required.
-	URL string `json:"url"`
-	// PasswordFile holds the password, one line, mode 0600. Read again for each connection. Default none.
-	PasswordFile string `json:"passwordFile,omitempty"`
-	// Schema is where the tables lie. Default chancery.
-	Schema string `json:"schema,omitempty"`
 }
 
 // Paths are the fields that name files.
@@ -101,6 +92,11 @@ func (c *Config) check() error {
 	}
 	if err := store.CheckName(c.Replica); err != nil {
 		return fmt.Errorf("state.replica: %.80q cannot be a replica's name: %w; set one such as server-1", c.Replica, err)
+	}
+	if c.Postgres != nil {
+		if err := c.Postgres.Check(); err != nil {
+			return fmt.Errorf("state.postgres: %w", err)
+		}
 	}
 	if c.Kubernetes != nil {
 		if err := c.Kubernetes.Check(); err != nil {

@@ -2,12 +2,12 @@ package stores
 
 import (
 	"context"
-	"errors"
 	"log/slog"
 	"net/url"
 
 	"github.com/chancery-project/chancery/ca/store"
 	"github.com/chancery-project/chancery/ca/store/kube"
+	"github.com/chancery-project/chancery/ca/store/postgres"
 )
 
 // openShared opens a store that several servers work on.
@@ -23,7 +23,15 @@ func (p *Place) openShared(ctx context.Context, logger *slog.Logger, create bool
 		}
 		return st, nil
 	}
-	return nil, errors.New("not there yet")
+	open := postgres.Open
+	if create {
+		open = postgres.Create
+	}
+	st, err := open(ctx, *p.config.Postgres)
+	if err != nil {
+		return nil, err
+	}
+	return st, nil
 }
 
 // withoutPassword is a database's URL for messages.

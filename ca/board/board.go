@@ -50,9 +50,9 @@ type Config struct {
 // Board is one replica's place among the others. All methods are safe for concurrent use.
 type Board struct {
 	config  Config
+	started time.Time
 	wake    chan struct{} // something was asked of Run
-	writing sync.Mutex    // held while the own note is written, so that a later one is not overtaken
-	reading sync.Mutex    // held while notes are read; likewise
+	calls   sync.Mutex    // held over reads and writes, so that none is overtaken by a later one
 
 	mu      sync.Mutex // guards all below
 	own     Note       // what it should say
@@ -61,16 +61,20 @@ type Board struct {
 	news    bool              // somebody called Wake
 	others  map[string]*other // by replica
 	list    []Note            // of others
+	listed  func(string) bool // see Keep; nil: not known yet
 	changed chan struct{}     // closed at the next change of list or Err
 	read    time.Time         // when all notes were read last; zero: never
 	failing [2]error          // why the last write and the last read failed
+	beat    time.Duration     // after wrote, when the same is written again
 	twin    time.Time         // when another process's note was found in place of ours; zero: never
+	twinSum [sha256.Size]byte // of that note
 }
 
 // other is what is known of another replica's note.
 type other struct {
 	sum     [sha256.Size]byte // of what lies in the store; zero: it is gone
 	note    *Note             // the last good one; nil: none yet
+	raw     []byte            // as it lay in the store
 	trouble string            // why what lies in the store is not taken; empty: it is
 }
 
@@ -79,7 +83,7 @@ func Open(c Config) *Board {
 	var b [8]byte
 	rand.Read(b[:])
 	return &Board{
-		config: c, wake: make(chan struct{}, 1), others: map[string]*other{}, changed: make(chan struct{}),
+		config: c, started: time.Now(), wake: make(chan struct{}, 1), others: map[string]*other{}, changed: make(chan struct{}),
 		own: Note{Replica: c.Replica, Instance: binary.BigEndian.Uint64(b[:]), Format: c.Format},
 	}
 }
@@ -109,7 +113,7 @@ func (b *Board) Mine() Note {
 }
 
 // Others returns the last good note of each other replica, by name. Notes that are gone from the store are among them until
-// Forget. Callers must not change them.
+// Keep. Callers must not change them.
 func (b *Board) Others() []Note {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -169,15 +173,69 @@ func (b *Board) Trouble() map[string]string {
 	return out
 }
 
-// Forget forgets the notes of all replicas but those that are listed in the document. One that still lies in the store is read again.
-func (b *Board) Forget(listed func(replica string) bool) {
+// Keep says which replicas the document lists. The notes of others are forgotten; a note of one of these that is gone from the store
+// is put back by whoever has it, since a replica that starts now would take what it said for unsaid.
+func (b *Board) Keep(listed func(note string) bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	b.listed = listed
 	known := len(b.others)
-	maps.DeleteFunc(b.others, func(name string, _ *other) bool { return !listed(name) })
+	maps.DeleteFunc(b.others, func(name string, o *other) bool {
+		return !listed(name) && (o.note == nil || o.sum == [sha256.Size]byte{})
+	})
 	if len(b.others) != known {
 		b.tell()
 	}
+}
+
+// mend puts back notes that are gone from the store.
+func (b *Board) mend(ctx context.Context) error {
+	lost := map[string][]byte{}
+	b.mu.Lock()
+	for name, o := range b.others {
+		if o.note != nil && o.sum == [sha256.Size]byte{} && b.listed != nil && b.listed(name) {
+			lost[name] = o.raw
+		}
+	}
+	b.mu.Unlock()
+	for name, raw := range lost {
+		b.config.Logger.Warn("the note of a replica was gone from the store; putting it back", "replica", name)
+		if err := b.put(ctx, name, raw); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (b *Board) put(ctx context.Context, name string, data []byte) error {
+	ctx, cancel := context.WithTimeout(ctx, storeTime)
+	defer cancel()
+	return b.config.Store.PutNote(ctx, name, data)
+}
+
+// HeirName is where the last note of a replica stays whose log was lost, while another log goes on under its name.
+func HeirName(replica string, logID uint32) string {
+	id := fmt.Sprintf(".%d", logID)
+	return replica[:min(len(replica), store.MaxName-len(id))] + id
+}
+
+// bequeath keeps the note that lies under the own name, if it is about another log than ours: what was revoked in that stays revoked.
+func (b *Board) bequeath(ctx context.Context, logID uint32) error {
+	all, err := b.config.Store.Notes(ctx)
+	if err != nil {
+		return err
+	}
+	old, err := decode(all[b.config.Replica], b.config.Sealer, b.config.Domain, b.config.Replica)
+	if err != nil || old.LogID == logID || len(old.Revoked) == 0 { // there is none, or none that says anything
+		return nil
+	}
+	old.Replica = HeirName(b.config.Replica, old.LogID)
+	data, err := old.encode(b.config.Sealer, b.config.Domain)
+	if err != nil {
+		return err
+	}
+	b.config.Logger.Warn("this replica has another log than before; what was revoked in the former one is kept", "log_id", old.LogID)
+	return b.put(ctx, old.Replica, data)
 }
 
 // tell makes the list anew and wakes who waits for changes. Caller holds mu.
@@ -194,8 +252,8 @@ func (b *Board) tell() {
 
 // Read reads the notes now. What it returned without an error is at least as new as the call.
 func (b *Board) Read(ctx context.Context) error {
-	b.reading.Lock()
-	defer b.reading.Unlock()
+	b.calls.Lock()
+	defer b.calls.Unlock()
 	ctx, cancel := context.WithTimeout(ctx, storeTime)
 	defer cancel()
 	b.mu.Lock()
@@ -231,6 +289,9 @@ func (b *Board) take(all map[string][]byte) {
 			anew = true
 		}
 	}
+	if _, there := all[b.config.Replica]; !there {
+		b.stored = nil // it is to be written again
+	}
 	for name, o := range b.others {
 		if _, there := all[name]; there {
 			continue
@@ -256,7 +317,7 @@ func (b *Board) adopt(name string, o *other, raw []byte) {
 	}
 	before := o.trouble
 	if err == nil {
-		o.note, o.trouble = n, ""
+		o.note, o.raw, o.trouble = n, raw, ""
 		return
 	}
 	if o.trouble = err.Error(); o.trouble != before {
@@ -271,11 +332,19 @@ func (b *Board) look(raw []byte) bool {
 		return false
 	}
 	n, err := decode(raw, b.config.Sealer, b.config.Domain, b.config.Replica)
-	if err != nil || n.Instance == b.own.Instance {
+	switch {
+	case err == nil && n.Instance == b.own.Instance && n.Sequence >= b.stored.Sequence:
+		return false
+	case err != nil || n.Instance == b.own.Instance || n.Seen.Before(b.started): // spoilt, or put back: it is to be written again
+		b.stored = nil
+		return false
+	}
+	sum := sha256.Sum256(raw)
+	if sum == b.twinSum { // it was seen already
 		return false
 	}
 	first := b.twin.IsZero() || time.Since(b.twin) > twinTime
-	if b.twin = time.Now(); first {
+	if b.twin, b.twinSum = time.Now(), sum; first {
 		b.config.Logger.Error("another process writes into the store under this replica's name", "replica", b.config.Replica)
 	}
 	return first
@@ -285,8 +354,8 @@ func (b *Board) look(raw []byte) bool {
 func (b *Board) Write(ctx context.Context) error { return b.write(ctx, false) }
 
 func (b *Board) write(ctx context.Context, beat bool) error {
-	b.writing.Lock()
-	defer b.writing.Unlock()
+	b.calls.Lock()
+	defer b.calls.Unlock()
 	b.mu.Lock()
 	if b.stored != nil && b.own.says(b.stored) && !beat {
 		b.mu.Unlock()
@@ -294,17 +363,21 @@ func (b *Board) write(ctx context.Context, beat bool) error {
 	}
 	b.own.Sequence++
 	b.own.Seen = time.Now().UTC()
-	n := b.own
+	n, first := b.own, b.wrote.IsZero()
 	b.mu.Unlock()
 	data, err := n.encode(b.config.Sealer, b.config.Domain)
 	if err != nil {
 		return fmt.Errorf("writing this replica's note: %w", err)
 	}
-	ctx, cancel := context.WithTimeout(ctx, storeTime)
-	defer cancel()
-	if err = b.config.Store.PutNote(ctx, b.config.Replica, data); err == nil {
+	if first {
+		err = b.bequeath(ctx, n.LogID)
+	}
+	if err == nil {
+		err = b.put(ctx, b.config.Replica, data)
+	}
+	if err == nil {
 		b.mu.Lock()
-		b.stored, b.wrote = &n, time.Now()
+		b.stored, b.wrote, b.beat = &n, time.Now(), Beat-mrand.N(Beat/10) // two under one name are soon out of step
 		b.mu.Unlock()
 	}
 	b.result(ctx, 0, err)
@@ -351,11 +424,13 @@ func (b *Board) Run(ctx context.Context) error {
 			continue
 		}
 		var failed error
-		if !write.After(now) {
-			failed = b.write(ctx, true)
+		if !read.After(now) || !write.After(now) { // first, so that a twin's note is seen before it is overwritten
+			if failed = b.Read(ctx); failed == nil {
+				failed = b.mend(ctx)
+			}
 		}
-		if !read.After(now) {
-			failed = errors.Join(failed, b.Read(ctx))
+		if !write.After(now) {
+			failed = errors.Join(failed, b.write(ctx, true))
 		}
 		if tried = now; failed != nil {
 			wait = min(max(2*wait, writeEvery), maxBackoff)
@@ -377,14 +452,12 @@ func (b *Board) due(now time.Time) (write, read time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	switch {
-	case b.stored == nil:
-		write = now
-	case !b.own.means(b.stored):
-		write = b.wrote.Add(writeEvery)
+	case b.stored == nil || !b.own.means(b.stored):
+		write = b.wrote.Add(writeEvery) // long ago, before the first
 	case b.own.Checkpoint != b.stored.Checkpoint && len(b.list) > 0 && len(b.own.Revoked) < 1000: // else it goes with the next beat
 		write = b.wrote.Add(checkpointEvery)
 	default:
-		write = b.wrote.Add(Beat)
+		write = b.wrote.Add(b.beat)
 	}
 	if read = b.read.Add(readEvery); b.read.IsZero() {
 		read = now

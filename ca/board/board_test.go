@@ -144,7 +144,7 @@ func TestWritesAreFew(t *testing.T) {
 		sleep(time.Minute)
 		count("checkpoints", 100*time.Second, 9, 11, func(i int) { a.Own(func(n *Note) { n.Checkpoint = strings.Repeat("x", i) }) })
 		sleep(time.Minute)
-		count("nothing", 10*time.Minute, 9, 11, func(int) {})
+		count("nothing", 10*time.Minute, 9, 12, func(int) {})
 		reads := y.shop.reads.Load()
 		sleep(10 * time.Minute)
 		if n := y.shop.reads.Load() - reads; n > 80 { // by itself, and at each write
@@ -266,7 +266,15 @@ func TestD2NotesOutliveTheirReplica(t *testing.T) {
 			t.Errorf("got %+v, %v", all, b.Trouble())
 		}
 		stop()
-		b.Forget(func(name string) bool { return name != "a" })
+		b.Keep(func(name string) bool { return name != "a" })
+		if all := b.Others(); len(all) != 1 {
+			t.Error("its note lies in the store, and it does not know it")
+		}
+		if err := y.shop.DropNote(y.ctx, "a"); err != nil {
+			t.Fatal(err)
+		}
+		sleep(2 * time.Second)
+		b.Keep(func(name string) bool { return name != "a" })
 		if all := b.Others(); len(all) != 0 {
 			t.Errorf("forgotten, and there is %+v", all)
 		}
@@ -295,6 +303,69 @@ func TestStrangersNotes(t *testing.T) {
 		sleep(2 * time.Second)
 		if len(b.Trouble()) != 0 {
 			t.Error(b.Trouble())
+		}
+	})
+}
+
+// TestD2NotesThatAreLostArePutBack, by their own replica or by who has read them, while the document lists it: a replica that starts
+// then knows what was revoked.
+func TestD2NotesThatAreLostArePutBack(t *testing.T) {
+	inYard(t, func(y *yard) {
+		a, b := y.open("a"), y.open("b")
+		a.Own(func(n *Note) { n.Revoked = many(3, 1) })
+		stop := y.run(a)
+		y.run(b)
+		b.Keep(func(name string) bool { return name == "a" || name == "b" })
+		sleep(2 * time.Second)
+		lose := func(what, name string) {
+			t.Helper()
+			before := must(y.shop.Notes(y.ctx))[name]
+			for _, spoil := range []func() error{
+				func() error { return y.shop.DropNote(y.ctx, name) },
+				func() error { return y.shop.PutNote(y.ctx, name, before[:len(before)-1]) },
+			} {
+				if err := spoil(); err != nil {
+					t.Fatal(err)
+				}
+				sleep(5 * time.Second)
+				now := must(y.shop.Notes(y.ctx))[name]
+				if n, err := decode(now, y.sealer, td, name); err != nil || len(n.Revoked) != 3 {
+					t.Errorf("%s: %v, %+v", what, err, n)
+				}
+				if what == "its replica is gone" {
+					break // one that is spoilt may be a newer binary's
+				}
+			}
+			if a.Err() != nil || b.Err() != nil {
+				t.Error(a.Err(), b.Err())
+			}
+		}
+		lose("its replica lives", "a")
+		stop()
+		lose("its replica is gone", "a")
+	})
+}
+
+// TestD2AnotherLogUnderTheSameName: a replica that lost its disk and was forgotten comes back under its name, with another log; what was
+// revoked in the first one stays so.
+func TestD2AnotherLogUnderTheSameName(t *testing.T) {
+	inYard(t, func(y *yard) {
+		first := y.open("a")
+		first.Own(func(n *Note) { n.LogID, n.Revoked = 20_000_000, many(3, 1) })
+		stop := y.run(first)
+		sleep(2 * time.Second)
+		stop()
+		second, b := y.open("a"), y.open("b")
+		second.Own(func(n *Note) { n.LogID = 20_000_001 })
+		y.run(second)
+		y.run(b)
+		sleep(2 * time.Second)
+		all := b.Others()
+		if len(all) != 2 || all[0].LogID != 20_000_001 || len(all[0].Revoked) != 0 || all[1].Replica != HeirName("a", 20_000_000) || all[1].LogID != 20_000_000 || len(all[1].Revoked) != 3 {
+			t.Errorf("got %+v", all)
+		}
+		if n := len(HeirName(strings.Repeat("x", store.MaxName), 20_000_000)); n != store.MaxName {
+			t.Errorf("a name of %d bytes", n)
 		}
 	})
 }

@@ -94,17 +94,14 @@ func unhex(s string) ([]byte, bool) {
 // grouped by revocation and issuer; of a serial that begins as the one before only the rest is written, so that 20 bytes each
 // do for all of a log.
 func (n *Note) encode(s *keys.Sealer, td trust.Domain) ([]byte, error) {
-	base := int64(math.MaxInt64)
-	for i, r := range n.Revoked {
-		if i > 0 && compare(n.Revoked[i-1], r) >= 0 {
+	for i := range n.Revoked {
+		if i > 0 && compare(n.Revoked[i-1], n.Revoked[i]) >= 0 {
 			return nil, errors.New("the certificates of a note are not in order")
 		}
-		if base = min(base, r.NotAfter.Unix()); base < 0 {
-			return nil, fmt.Errorf("the certificate with serial %s ended at %s", r.Serial, r.NotAfter)
-		}
 	}
-	if len(n.Revoked) == 0 {
-		base = 0
+	first := base(n.Revoked)
+	if first < 0 {
+		return nil, fmt.Errorf("a certificate ended at %s", time.Unix(first, 0).UTC())
 	}
 	if len(n.Revoked) > MaxRevoked || len(n.Checkpoint) > MaxCheckpoint || n.Format < 0 || n.Seen.UnixMilli() < 0 {
 		return nil, fmt.Errorf("a note with %d certificates (at most %d) and a checkpoint of %d bytes (at most %d), format %d, at %s", len(n.Revoked),
@@ -117,14 +114,54 @@ func (n *Note) encode(s *keys.Sealer, td trust.Domain) ([]byte, error) {
 		b = binary.AppendUvarint(b, x)
 	}
 	b = append(b, n.Checkpoint...)
-	b = binary.AppendUvarint(b, uint64(base))
-	for rest := n.Revoked; len(rest) > 0; {
-		var err error
-		if b, rest, err = appendGroup(b, rest, base); err != nil {
+	b = binary.AppendUvarint(b, uint64(first))
+	b, err := appendRevoked(b, n.Revoked, first)
+	if err != nil {
+		return nil, err
+	}
+	return append(b, s.MAC(bound(td, n.Replica, b))...), nil
+}
+
+// Fit puts certificates into the order of a note, without doubles, and returns those that fit into one, and how many do not. Of two entries
+// with one serial and revocation the later in all is left out.
+func Fit(all []Revoked) (fit []Revoked, omitted int) {
+	slices.SortStableFunc(all, compare)
+	fit = slices.CompactFunc(all, func(a, b Revoked) bool { return compare(a, b) == 0 })
+	if len(fit) > MaxRevoked {
+		fit, omitted = fit[:MaxRevoked], len(fit)-MaxRevoked
+	}
+	for {
+		b, err := appendRevoked(nil, fit, base(fit))
+		if err != nil || len(b) <= roomForRevoked {
+			return fit, omitted
+		}
+		keep := len(fit) * roomForRevoked / len(b) * 99 / 100
+		fit, omitted = fit[:keep], omitted+len(fit)-keep
+	}
+}
+
+// roomForRevoked is what the rest of a note leaves.
+const roomForRevoked = store.MaxNote - MaxCheckpoint - 256
+
+// base returns the earliest end, from which the others are counted.
+func base(all []Revoked) int64 {
+	least := int64(math.MaxInt64)
+	for _, r := range all {
+		least = min(least, r.NotAfter.Unix())
+	}
+	if len(all) == 0 {
+		return 0
+	}
+	return least
+}
+
+func appendRevoked(b []byte, all []Revoked, base int64) (_ []byte, err error) {
+	for len(all) > 0 {
+		if b, all, err = appendGroup(b, all, base); err != nil {
 			return nil, err
 		}
 	}
-	return append(b, s.MAC(bound(td, n.Replica, b))...), nil
+	return b, nil
 }
 
 // appendGroup writes the certificates at the head of all that have one revocation and issuer.

@@ -104,6 +104,32 @@ func TestNoteHasRoomForALog(t *testing.T) {
 	}
 }
 
+// TestNoteThatIsTooSmall: what does not fit is counted, and the rest can be written.
+func TestNoteThatIsTooSmall(t *testing.T) {
+	s := newSealer(t)
+	wide := many(MaxRevoked, MaxRevoked) // a revocation for each
+	for i := range wide {
+		wide[i].Issuer = strings.Repeat("ab", maxIssuer)
+	}
+	for name, c := range map[string]struct {
+		all     []Revoked
+		omitted bool
+	}{"nothing": {nil, false}, "a log": {many(MaxRevoked, 5), false}, "one more": {many(MaxRevoked+1, 5), true}, "long": {wide, true}} {
+		fit, omitted := Fit(slices.Clone(c.all))
+		if (omitted > 0) != c.omitted || len(fit)+omitted > len(c.all) {
+			t.Errorf("%s: %d fit and %d do not, of %d", name, len(fit), omitted, len(c.all))
+		}
+		n := Note{Replica: "a", Seen: time.Now(), Checkpoint: strings.Repeat("x", MaxCheckpoint), Revoked: fit}
+		if data := must(n.encode(s, td)); len(data) > store.MaxNote || c.omitted && name == "long" && len(data) < store.MaxNote*9/10 {
+			t.Errorf("%s: %d bytes", name, len(data))
+		}
+	}
+	twice := append(many(10, 1), many(10, 1)...)
+	if fit, omitted := Fit(twice); len(fit) != 10 || omitted != 0 {
+		t.Errorf("doubles: %d fit, %d do not", len(fit), omitted)
+	}
+}
+
 // TestNoteRefusesToSay: what a reader would refuse is not written.
 func TestNoteRefusesToSay(t *testing.T) {
 	s := newSealer(t)

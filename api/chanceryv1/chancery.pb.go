@@ -700,6 +700,391 @@ func (x *Bundle) GetRoots() [][]byte {
 	return nil
 }
 
+type ListReplicasRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListReplicasRequest) Reset() {
+	*x = ListReplicasRequest{}
+	mi := &file_chancery_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListReplicasRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListReplicasRequest) ProtoMessage() {}
+
+func (x *ListReplicasRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_chancery_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListReplicasRequest.ProtoReflect.Descriptor instead.
+func (*ListReplicasRequest) Descriptor() ([]byte, []int) {
+	return file_chancery_proto_rawDescGZIP(), []int{10}
+}
+
+type ListReplicasResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// By name.
+	Replicas []*Replica `protobuf:"bytes,1,rep,name=replicas,proto3" json:"replicas,omitempty"`
+	// Of the document that the server asked has.
+	Version       uint64 `protobuf:"varint,2,opt,name=version,proto3" json:"version,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListReplicasResponse) Reset() {
+	*x = ListReplicasResponse{}
+	mi := &file_chancery_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListReplicasResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListReplicasResponse) ProtoMessage() {}
+
+func (x *ListReplicasResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_chancery_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListReplicasResponse.ProtoReflect.Descriptor instead.
+func (*ListReplicasResponse) Descriptor() ([]byte, []int) {
+	return file_chancery_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *ListReplicasResponse) GetReplicas() []*Replica {
+	if x != nil {
+		return x.Replicas
+	}
+	return nil
+}
+
+func (x *ListReplicasResponse) GetVersion() uint64 {
+	if x != nil {
+		return x.Version
+	}
+	return 0
+}
+
+// Replica is one of the servers on a store.
+type Replica struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	LogId uint32                 `protobuf:"varint,2,opt,name=log_id,json=logId,proto3" json:"log_id,omitempty"`
+	// Public key of its issuance log; empty for one without.
+	LogKey string `protobuf:"bytes,3,opt,name=log_key,json=logKey,proto3" json:"log_key,omitempty"`
+	// It is the one that answers.
+	Own bool `protobuf:"varint,4,opt,name=own,proto3" json:"own,omitempty"`
+	// It is the one that renews issuers.
+	Drives bool `protobuf:"varint,5,opt,name=drives,proto3" json:"drives,omitempty"`
+	// When it last said something of itself, by its own clock; absent if it never did.
+	Seen *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=seen,proto3" json:"seen,omitempty"`
+	// The version of the document that it has taken over, with CRLs for it published to its agents; 0 if it is not known.
+	Acknowledged uint64 `protobuf:"varint,7,opt,name=acknowledged,proto3" json:"acknowledged,omitempty"`
+	// When an admin declared it dead.
+	DeclaredDead *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=declared_dead,json=declaredDead,proto3" json:"declared_dead,omitempty"`
+	// Entries of its issuance log under the checkpoint that it told last; below 0 if it told none.
+	LogSize int64 `protobuf:"varint,9,opt,name=log_size,json=logSize,proto3" json:"log_size,omitempty"`
+	// The highest format of the document that it reads; 0 if it is not known.
+	Format uint32 `protobuf:"varint,10,opt,name=format,proto3" json:"format,omitempty"`
+	// Why what it told cannot be used.
+	Trouble       string `protobuf:"bytes,11,opt,name=trouble,proto3" json:"trouble,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Replica) Reset() {
+	*x = Replica{}
+	mi := &file_chancery_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Replica) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Replica) ProtoMessage() {}
+
+func (x *Replica) ProtoReflect() protoreflect.Message {
+	mi := &file_chancery_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Replica.ProtoReflect.Descriptor instead.
+func (*Replica) Descriptor() ([]byte, []int) {
+	return file_chancery_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *Replica) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Replica) GetLogId() uint32 {
+	if x != nil {
+		return x.LogId
+	}
+	return 0
+}
+
+func (x *Replica) GetLogKey() string {
+	if x != nil {
+		return x.LogKey
+	}
+	return ""
+}
+
+func (x *Replica) GetOwn() bool {
+	if x != nil {
+		return x.Own
+	}
+	return false
+}
+
+func (x *Replica) GetDrives() bool {
+	if x != nil {
+		return x.Drives
+	}
+	return false
+}
+
+func (x *Replica) GetSeen() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Seen
+	}
+	return nil
+}
+
+func (x *Replica) GetAcknowledged() uint64 {
+	if x != nil {
+		return x.Acknowledged
+	}
+	return 0
+}
+
+func (x *Replica) GetDeclaredDead() *timestamppb.Timestamp {
+	if x != nil {
+		return x.DeclaredDead
+	}
+	return nil
+}
+
+func (x *Replica) GetLogSize() int64 {
+	if x != nil {
+		return x.LogSize
+	}
+	return 0
+}
+
+func (x *Replica) GetFormat() uint32 {
+	if x != nil {
+		return x.Format
+	}
+	return 0
+}
+
+func (x *Replica) GetTrouble() string {
+	if x != nil {
+		return x.Trouble
+	}
+	return ""
+}
+
+type ForgetReplicaRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ForgetReplicaRequest) Reset() {
+	*x = ForgetReplicaRequest{}
+	mi := &file_chancery_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ForgetReplicaRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ForgetReplicaRequest) ProtoMessage() {}
+
+func (x *ForgetReplicaRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_chancery_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ForgetReplicaRequest.ProtoReflect.Descriptor instead.
+func (*ForgetReplicaRequest) Descriptor() ([]byte, []int) {
+	return file_chancery_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *ForgetReplicaRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+type ForgetReplicaResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ForgetReplicaResponse) Reset() {
+	*x = ForgetReplicaResponse{}
+	mi := &file_chancery_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ForgetReplicaResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ForgetReplicaResponse) ProtoMessage() {}
+
+func (x *ForgetReplicaResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_chancery_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ForgetReplicaResponse.ProtoReflect.Descriptor instead.
+func (*ForgetReplicaResponse) Descriptor() ([]byte, []int) {
+	return file_chancery_proto_rawDescGZIP(), []int{14}
+}
+
+type ExportStateRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExportStateRequest) Reset() {
+	*x = ExportStateRequest{}
+	mi := &file_chancery_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExportStateRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExportStateRequest) ProtoMessage() {}
+
+func (x *ExportStateRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_chancery_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExportStateRequest.ProtoReflect.Descriptor instead.
+func (*ExportStateRequest) Descriptor() ([]byte, []int) {
+	return file_chancery_proto_rawDescGZIP(), []int{15}
+}
+
+type ExportStateResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// A file for `chancery state import`.
+	Export        []byte `protobuf:"bytes,1,opt,name=export,proto3" json:"export,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExportStateResponse) Reset() {
+	*x = ExportStateResponse{}
+	mi := &file_chancery_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExportStateResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExportStateResponse) ProtoMessage() {}
+
+func (x *ExportStateResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_chancery_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExportStateResponse.ProtoReflect.Descriptor instead.
+func (*ExportStateResponse) Descriptor() ([]byte, []int) {
+	return file_chancery_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *ExportStateResponse) GetExport() []byte {
+	if x != nil {
+		return x.Export
+	}
+	return nil
+}
+
 // Predicate says which certificates are meant. Exactly one kind; issued_before and node may stand together.
 type Predicate struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -715,7 +1100,7 @@ type Predicate struct {
 
 func (x *Predicate) Reset() {
 	*x = Predicate{}
-	mi := &file_chancery_proto_msgTypes[10]
+	mi := &file_chancery_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -727,7 +1112,7 @@ func (x *Predicate) String() string {
 func (*Predicate) ProtoMessage() {}
 
 func (x *Predicate) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[10]
+	mi := &file_chancery_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -740,7 +1125,7 @@ func (x *Predicate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Predicate.ProtoReflect.Descriptor instead.
 func (*Predicate) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{10}
+	return file_chancery_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Predicate) GetSerial() string {
@@ -785,7 +1170,7 @@ type RevokeRequest struct {
 
 func (x *RevokeRequest) Reset() {
 	*x = RevokeRequest{}
-	mi := &file_chancery_proto_msgTypes[11]
+	mi := &file_chancery_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -797,7 +1182,7 @@ func (x *RevokeRequest) String() string {
 func (*RevokeRequest) ProtoMessage() {}
 
 func (x *RevokeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[11]
+	mi := &file_chancery_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -810,7 +1195,7 @@ func (x *RevokeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeRequest.ProtoReflect.Descriptor instead.
 func (*RevokeRequest) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{11}
+	return file_chancery_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *RevokeRequest) GetPredicate() *Predicate {
@@ -863,7 +1248,7 @@ type RevokeResponse struct {
 
 func (x *RevokeResponse) Reset() {
 	*x = RevokeResponse{}
-	mi := &file_chancery_proto_msgTypes[12]
+	mi := &file_chancery_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -875,7 +1260,7 @@ func (x *RevokeResponse) String() string {
 func (*RevokeResponse) ProtoMessage() {}
 
 func (x *RevokeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[12]
+	mi := &file_chancery_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -888,7 +1273,7 @@ func (x *RevokeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeResponse.ProtoReflect.Descriptor instead.
 func (*RevokeResponse) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{12}
+	return file_chancery_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *RevokeResponse) GetCertificates() []*RevokedCertificate {
@@ -959,7 +1344,7 @@ type RevokedCertificate struct {
 
 func (x *RevokedCertificate) Reset() {
 	*x = RevokedCertificate{}
-	mi := &file_chancery_proto_msgTypes[13]
+	mi := &file_chancery_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -971,7 +1356,7 @@ func (x *RevokedCertificate) String() string {
 func (*RevokedCertificate) ProtoMessage() {}
 
 func (x *RevokedCertificate) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[13]
+	mi := &file_chancery_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -984,7 +1369,7 @@ func (x *RevokedCertificate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokedCertificate.ProtoReflect.Descriptor instead.
 func (*RevokedCertificate) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{13}
+	return file_chancery_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *RevokedCertificate) GetSerial() string {
@@ -1024,7 +1409,7 @@ type RestoreRequest struct {
 
 func (x *RestoreRequest) Reset() {
 	*x = RestoreRequest{}
-	mi := &file_chancery_proto_msgTypes[14]
+	mi := &file_chancery_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1036,7 +1421,7 @@ func (x *RestoreRequest) String() string {
 func (*RestoreRequest) ProtoMessage() {}
 
 func (x *RestoreRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[14]
+	mi := &file_chancery_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1049,7 +1434,7 @@ func (x *RestoreRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreRequest.ProtoReflect.Descriptor instead.
 func (*RestoreRequest) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{14}
+	return file_chancery_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *RestoreRequest) GetSpiffeId() string {
@@ -1067,7 +1452,7 @@ type RestoreResponse struct {
 
 func (x *RestoreResponse) Reset() {
 	*x = RestoreResponse{}
-	mi := &file_chancery_proto_msgTypes[15]
+	mi := &file_chancery_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1079,7 +1464,7 @@ func (x *RestoreResponse) String() string {
 func (*RestoreResponse) ProtoMessage() {}
 
 func (x *RestoreResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[15]
+	mi := &file_chancery_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1092,7 +1477,7 @@ func (x *RestoreResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreResponse.ProtoReflect.Descriptor instead.
 func (*RestoreResponse) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{15}
+	return file_chancery_proto_rawDescGZIP(), []int{22}
 }
 
 type ListRevocationsRequest struct {
@@ -1103,7 +1488,7 @@ type ListRevocationsRequest struct {
 
 func (x *ListRevocationsRequest) Reset() {
 	*x = ListRevocationsRequest{}
-	mi := &file_chancery_proto_msgTypes[16]
+	mi := &file_chancery_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1115,7 +1500,7 @@ func (x *ListRevocationsRequest) String() string {
 func (*ListRevocationsRequest) ProtoMessage() {}
 
 func (x *ListRevocationsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[16]
+	mi := &file_chancery_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1128,7 +1513,7 @@ func (x *ListRevocationsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRevocationsRequest.ProtoReflect.Descriptor instead.
 func (*ListRevocationsRequest) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{16}
+	return file_chancery_proto_rawDescGZIP(), []int{23}
 }
 
 type ListRevocationsResponse struct {
@@ -1148,7 +1533,7 @@ type ListRevocationsResponse struct {
 
 func (x *ListRevocationsResponse) Reset() {
 	*x = ListRevocationsResponse{}
-	mi := &file_chancery_proto_msgTypes[17]
+	mi := &file_chancery_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1160,7 +1545,7 @@ func (x *ListRevocationsResponse) String() string {
 func (*ListRevocationsResponse) ProtoMessage() {}
 
 func (x *ListRevocationsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[17]
+	mi := &file_chancery_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1173,7 +1558,7 @@ func (x *ListRevocationsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRevocationsResponse.ProtoReflect.Descriptor instead.
 func (*ListRevocationsResponse) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{17}
+	return file_chancery_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ListRevocationsResponse) GetRevocations() []*Revocation {
@@ -1235,7 +1620,7 @@ type Revocation struct {
 
 func (x *Revocation) Reset() {
 	*x = Revocation{}
-	mi := &file_chancery_proto_msgTypes[18]
+	mi := &file_chancery_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1247,7 +1632,7 @@ func (x *Revocation) String() string {
 func (*Revocation) ProtoMessage() {}
 
 func (x *Revocation) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[18]
+	mi := &file_chancery_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1260,7 +1645,7 @@ func (x *Revocation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Revocation.ProtoReflect.Descriptor instead.
 func (*Revocation) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{18}
+	return file_chancery_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Revocation) GetId() string {
@@ -1320,7 +1705,7 @@ type ListServedRequest struct {
 
 func (x *ListServedRequest) Reset() {
 	*x = ListServedRequest{}
-	mi := &file_chancery_proto_msgTypes[19]
+	mi := &file_chancery_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1332,7 +1717,7 @@ func (x *ListServedRequest) String() string {
 func (*ListServedRequest) ProtoMessage() {}
 
 func (x *ListServedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[19]
+	mi := &file_chancery_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1345,7 +1730,7 @@ func (x *ListServedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListServedRequest.ProtoReflect.Descriptor instead.
 func (*ListServedRequest) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{19}
+	return file_chancery_proto_rawDescGZIP(), []int{26}
 }
 
 type ListServedResponse struct {
@@ -1359,7 +1744,7 @@ type ListServedResponse struct {
 
 func (x *ListServedResponse) Reset() {
 	*x = ListServedResponse{}
-	mi := &file_chancery_proto_msgTypes[20]
+	mi := &file_chancery_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1371,7 +1756,7 @@ func (x *ListServedResponse) String() string {
 func (*ListServedResponse) ProtoMessage() {}
 
 func (x *ListServedResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[20]
+	mi := &file_chancery_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1384,7 +1769,7 @@ func (x *ListServedResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListServedResponse.ProtoReflect.Descriptor instead.
 func (*ListServedResponse) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{20}
+	return file_chancery_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ListServedResponse) GetAgents() []*ServedByAgent {
@@ -1413,7 +1798,7 @@ type ServedByAgent struct {
 
 func (x *ServedByAgent) Reset() {
 	*x = ServedByAgent{}
-	mi := &file_chancery_proto_msgTypes[21]
+	mi := &file_chancery_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1425,7 +1810,7 @@ func (x *ServedByAgent) String() string {
 func (*ServedByAgent) ProtoMessage() {}
 
 func (x *ServedByAgent) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[21]
+	mi := &file_chancery_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1438,7 +1823,7 @@ func (x *ServedByAgent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServedByAgent.ProtoReflect.Descriptor instead.
 func (*ServedByAgent) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{21}
+	return file_chancery_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ServedByAgent) GetSpiffeId() string {
@@ -1472,7 +1857,7 @@ type RequestIssuerRequest struct {
 
 func (x *RequestIssuerRequest) Reset() {
 	*x = RequestIssuerRequest{}
-	mi := &file_chancery_proto_msgTypes[22]
+	mi := &file_chancery_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1484,7 +1869,7 @@ func (x *RequestIssuerRequest) String() string {
 func (*RequestIssuerRequest) ProtoMessage() {}
 
 func (x *RequestIssuerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[22]
+	mi := &file_chancery_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1497,7 +1882,7 @@ func (x *RequestIssuerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RequestIssuerRequest.ProtoReflect.Descriptor instead.
 func (*RequestIssuerRequest) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{22}
+	return file_chancery_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *RequestIssuerRequest) GetFresh() bool {
@@ -1517,7 +1902,7 @@ type RequestIssuerResponse struct {
 
 func (x *RequestIssuerResponse) Reset() {
 	*x = RequestIssuerResponse{}
-	mi := &file_chancery_proto_msgTypes[23]
+	mi := &file_chancery_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1529,7 +1914,7 @@ func (x *RequestIssuerResponse) String() string {
 func (*RequestIssuerResponse) ProtoMessage() {}
 
 func (x *RequestIssuerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[23]
+	mi := &file_chancery_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1542,7 +1927,7 @@ func (x *RequestIssuerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RequestIssuerResponse.ProtoReflect.Descriptor instead.
 func (*RequestIssuerResponse) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{23}
+	return file_chancery_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *RequestIssuerResponse) GetRequest() []byte {
@@ -1562,7 +1947,7 @@ type ImportIssuerRequest struct {
 
 func (x *ImportIssuerRequest) Reset() {
 	*x = ImportIssuerRequest{}
-	mi := &file_chancery_proto_msgTypes[24]
+	mi := &file_chancery_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1574,7 +1959,7 @@ func (x *ImportIssuerRequest) String() string {
 func (*ImportIssuerRequest) ProtoMessage() {}
 
 func (x *ImportIssuerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[24]
+	mi := &file_chancery_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1587,7 +1972,7 @@ func (x *ImportIssuerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportIssuerRequest.ProtoReflect.Descriptor instead.
 func (*ImportIssuerRequest) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{24}
+	return file_chancery_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *ImportIssuerRequest) GetCertificates() [][]byte {
@@ -1605,7 +1990,7 @@ type ImportIssuerResponse struct {
 
 func (x *ImportIssuerResponse) Reset() {
 	*x = ImportIssuerResponse{}
-	mi := &file_chancery_proto_msgTypes[25]
+	mi := &file_chancery_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1617,7 +2002,7 @@ func (x *ImportIssuerResponse) String() string {
 func (*ImportIssuerResponse) ProtoMessage() {}
 
 func (x *ImportIssuerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[25]
+	mi := &file_chancery_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1630,7 +2015,7 @@ func (x *ImportIssuerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportIssuerResponse.ProtoReflect.Descriptor instead.
 func (*ImportIssuerResponse) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{25}
+	return file_chancery_proto_rawDescGZIP(), []int{32}
 }
 
 type GetAuthoritiesRequest struct {
@@ -1641,7 +2026,7 @@ type GetAuthoritiesRequest struct {
 
 func (x *GetAuthoritiesRequest) Reset() {
 	*x = GetAuthoritiesRequest{}
-	mi := &file_chancery_proto_msgTypes[26]
+	mi := &file_chancery_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1653,7 +2038,7 @@ func (x *GetAuthoritiesRequest) String() string {
 func (*GetAuthoritiesRequest) ProtoMessage() {}
 
 func (x *GetAuthoritiesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[26]
+	mi := &file_chancery_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1666,7 +2051,7 @@ func (x *GetAuthoritiesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetAuthoritiesRequest.ProtoReflect.Descriptor instead.
 func (*GetAuthoritiesRequest) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{26}
+	return file_chancery_proto_rawDescGZIP(), []int{33}
 }
 
 type GetAuthoritiesResponse struct {
@@ -1678,7 +2063,7 @@ type GetAuthoritiesResponse struct {
 
 func (x *GetAuthoritiesResponse) Reset() {
 	*x = GetAuthoritiesResponse{}
-	mi := &file_chancery_proto_msgTypes[27]
+	mi := &file_chancery_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1690,7 +2075,7 @@ func (x *GetAuthoritiesResponse) String() string {
 func (*GetAuthoritiesResponse) ProtoMessage() {}
 
 func (x *GetAuthoritiesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[27]
+	mi := &file_chancery_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1703,7 +2088,7 @@ func (x *GetAuthoritiesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetAuthoritiesResponse.ProtoReflect.Descriptor instead.
 func (*GetAuthoritiesResponse) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{27}
+	return file_chancery_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *GetAuthoritiesResponse) GetDomains() []*DomainAuthorities {
@@ -1724,7 +2109,7 @@ type DomainAuthorities struct {
 
 func (x *DomainAuthorities) Reset() {
 	*x = DomainAuthorities{}
-	mi := &file_chancery_proto_msgTypes[28]
+	mi := &file_chancery_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1736,7 +2121,7 @@ func (x *DomainAuthorities) String() string {
 func (*DomainAuthorities) ProtoMessage() {}
 
 func (x *DomainAuthorities) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[28]
+	mi := &file_chancery_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1749,7 +2134,7 @@ func (x *DomainAuthorities) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DomainAuthorities.ProtoReflect.Descriptor instead.
 func (*DomainAuthorities) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{28}
+	return file_chancery_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *DomainAuthorities) GetTrustDomain() string {
@@ -1790,7 +2175,7 @@ type Authority struct {
 
 func (x *Authority) Reset() {
 	*x = Authority{}
-	mi := &file_chancery_proto_msgTypes[29]
+	mi := &file_chancery_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1802,7 +2187,7 @@ func (x *Authority) String() string {
 func (*Authority) ProtoMessage() {}
 
 func (x *Authority) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[29]
+	mi := &file_chancery_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1815,7 +2200,7 @@ func (x *Authority) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Authority.ProtoReflect.Descriptor instead.
 func (*Authority) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{29}
+	return file_chancery_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *Authority) GetId() string {
@@ -1861,7 +2246,7 @@ type GetStatusRequest struct {
 
 func (x *GetStatusRequest) Reset() {
 	*x = GetStatusRequest{}
-	mi := &file_chancery_proto_msgTypes[30]
+	mi := &file_chancery_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1873,7 +2258,7 @@ func (x *GetStatusRequest) String() string {
 func (*GetStatusRequest) ProtoMessage() {}
 
 func (x *GetStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[30]
+	mi := &file_chancery_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1886,7 +2271,7 @@ func (x *GetStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusRequest.ProtoReflect.Descriptor instead.
 func (*GetStatusRequest) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{30}
+	return file_chancery_proto_rawDescGZIP(), []int{37}
 }
 
 type GetStatusResponse struct {
@@ -1913,14 +2298,16 @@ type GetStatusResponse struct {
 	// Certificates could be issued once since the start.
 	WasReady bool `protobuf:"varint,14,opt,name=was_ready,json=wasReady,proto3" json:"was_ready,omitempty"`
 	// Absent from servers that know no CRLs, and until the server has looked at them once.
-	Crls          *GetStatusResponse_Crls `protobuf:"bytes,15,opt,name=crls,proto3" json:"crls,omitempty"`
+	Crls *GetStatusResponse_Crls `protobuf:"bytes,15,opt,name=crls,proto3" json:"crls,omitempty"`
+	// Absent from servers that know one kind of store only.
+	Store         *GetStatusResponse_Store `protobuf:"bytes,16,opt,name=store,proto3" json:"store,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *GetStatusResponse) Reset() {
 	*x = GetStatusResponse{}
-	mi := &file_chancery_proto_msgTypes[31]
+	mi := &file_chancery_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1932,7 +2319,7 @@ func (x *GetStatusResponse) String() string {
 func (*GetStatusResponse) ProtoMessage() {}
 
 func (x *GetStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[31]
+	mi := &file_chancery_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1945,7 +2332,7 @@ func (x *GetStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusResponse.ProtoReflect.Descriptor instead.
 func (*GetStatusResponse) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{31}
+	return file_chancery_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *GetStatusResponse) GetTime() *timestamppb.Timestamp {
@@ -2053,6 +2440,13 @@ func (x *GetStatusResponse) GetCrls() *GetStatusResponse_Crls {
 	return nil
 }
 
+func (x *GetStatusResponse) GetStore() *GetStatusResponse_Store {
+	if x != nil {
+		return x.Store
+	}
+	return nil
+}
+
 type GetStatusResponse_Document struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
 	Version uint64                 `protobuf:"varint,1,opt,name=version,proto3" json:"version,omitempty"`
@@ -2067,7 +2461,7 @@ type GetStatusResponse_Document struct {
 
 func (x *GetStatusResponse_Document) Reset() {
 	*x = GetStatusResponse_Document{}
-	mi := &file_chancery_proto_msgTypes[32]
+	mi := &file_chancery_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2079,7 +2473,7 @@ func (x *GetStatusResponse_Document) String() string {
 func (*GetStatusResponse_Document) ProtoMessage() {}
 
 func (x *GetStatusResponse_Document) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[32]
+	mi := &file_chancery_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2092,7 +2486,7 @@ func (x *GetStatusResponse_Document) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusResponse_Document.ProtoReflect.Descriptor instead.
 func (*GetStatusResponse_Document) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{31, 0}
+	return file_chancery_proto_rawDescGZIP(), []int{38, 0}
 }
 
 func (x *GetStatusResponse_Document) GetVersion() uint64 {
@@ -2134,7 +2528,7 @@ type GetStatusResponse_Log struct {
 
 func (x *GetStatusResponse_Log) Reset() {
 	*x = GetStatusResponse_Log{}
-	mi := &file_chancery_proto_msgTypes[33]
+	mi := &file_chancery_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2146,7 +2540,7 @@ func (x *GetStatusResponse_Log) String() string {
 func (*GetStatusResponse_Log) ProtoMessage() {}
 
 func (x *GetStatusResponse_Log) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[33]
+	mi := &file_chancery_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2159,7 +2553,7 @@ func (x *GetStatusResponse_Log) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusResponse_Log.ProtoReflect.Descriptor instead.
 func (*GetStatusResponse_Log) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{31, 1}
+	return file_chancery_proto_rawDescGZIP(), []int{38, 1}
 }
 
 func (x *GetStatusResponse_Log) GetId() uint32 {
@@ -2174,6 +2568,130 @@ func (x *GetStatusResponse_Log) GetKey() string {
 		return x.Key
 	}
 	return ""
+}
+
+// Store says how the server stands to its store, and to others on it.
+type GetStatusResponse_Store struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// "sqlite", "postgres" or "kubernetes".
+	Kind string `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"`
+	// Where it lies, without passwords.
+	Place   string `protobuf:"bytes,2,opt,name=place,proto3" json:"place,omitempty"`
+	Replica string `protobuf:"bytes,3,opt,name=replica,proto3" json:"replica,omitempty"`
+	// When the store last confirmed that the document is the newest one; absent if it has not since the start.
+	Confirmed *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=confirmed,proto3" json:"confirmed,omitempty"`
+	// Why it does not do so now; empty if it does.
+	Error string `protobuf:"bytes,5,opt,name=error,proto3" json:"error,omitempty"`
+	// Who renews issuers, as the document says; empty if nobody does yet.
+	Driver   string     `protobuf:"bytes,6,opt,name=driver,proto3" json:"driver,omitempty"`
+	Replicas []*Replica `protobuf:"bytes,7,rep,name=replicas,proto3" json:"replicas,omitempty"`
+	// When the document was last restored from an export, and by whom.
+	Imported   *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=imported,proto3" json:"imported,omitempty"`
+	ImportedBy string                 `protobuf:"bytes,9,opt,name=imported_by,json=importedBy,proto3" json:"imported_by,omitempty"`
+	// When the server took over, or wrote, the version of the document that it works by.
+	Changed       *timestamppb.Timestamp `protobuf:"bytes,10,opt,name=changed,proto3" json:"changed,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetStatusResponse_Store) Reset() {
+	*x = GetStatusResponse_Store{}
+	mi := &file_chancery_proto_msgTypes[41]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetStatusResponse_Store) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetStatusResponse_Store) ProtoMessage() {}
+
+func (x *GetStatusResponse_Store) ProtoReflect() protoreflect.Message {
+	mi := &file_chancery_proto_msgTypes[41]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetStatusResponse_Store.ProtoReflect.Descriptor instead.
+func (*GetStatusResponse_Store) Descriptor() ([]byte, []int) {
+	return file_chancery_proto_rawDescGZIP(), []int{38, 2}
+}
+
+func (x *GetStatusResponse_Store) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *GetStatusResponse_Store) GetPlace() string {
+	if x != nil {
+		return x.Place
+	}
+	return ""
+}
+
+func (x *GetStatusResponse_Store) GetReplica() string {
+	if x != nil {
+		return x.Replica
+	}
+	return ""
+}
+
+func (x *GetStatusResponse_Store) GetConfirmed() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Confirmed
+	}
+	return nil
+}
+
+func (x *GetStatusResponse_Store) GetError() string {
+	if x != nil {
+		return x.Error
+	}
+	return ""
+}
+
+func (x *GetStatusResponse_Store) GetDriver() string {
+	if x != nil {
+		return x.Driver
+	}
+	return ""
+}
+
+func (x *GetStatusResponse_Store) GetReplicas() []*Replica {
+	if x != nil {
+		return x.Replicas
+	}
+	return nil
+}
+
+func (x *GetStatusResponse_Store) GetImported() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Imported
+	}
+	return nil
+}
+
+func (x *GetStatusResponse_Store) GetImportedBy() string {
+	if x != nil {
+		return x.ImportedBy
+	}
+	return ""
+}
+
+func (x *GetStatusResponse_Store) GetChanged() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Changed
+	}
+	return nil
 }
 
 type GetStatusResponse_Certificate struct {
@@ -2192,7 +2710,7 @@ type GetStatusResponse_Certificate struct {
 
 func (x *GetStatusResponse_Certificate) Reset() {
 	*x = GetStatusResponse_Certificate{}
-	mi := &file_chancery_proto_msgTypes[34]
+	mi := &file_chancery_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2204,7 +2722,7 @@ func (x *GetStatusResponse_Certificate) String() string {
 func (*GetStatusResponse_Certificate) ProtoMessage() {}
 
 func (x *GetStatusResponse_Certificate) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[34]
+	mi := &file_chancery_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2217,7 +2735,7 @@ func (x *GetStatusResponse_Certificate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusResponse_Certificate.ProtoReflect.Descriptor instead.
 func (*GetStatusResponse_Certificate) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{31, 2}
+	return file_chancery_proto_rawDescGZIP(), []int{38, 3}
 }
 
 func (x *GetStatusResponse_Certificate) GetKind() string {
@@ -2267,7 +2785,7 @@ type GetStatusResponse_Key struct {
 
 func (x *GetStatusResponse_Key) Reset() {
 	*x = GetStatusResponse_Key{}
-	mi := &file_chancery_proto_msgTypes[35]
+	mi := &file_chancery_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2279,7 +2797,7 @@ func (x *GetStatusResponse_Key) String() string {
 func (*GetStatusResponse_Key) ProtoMessage() {}
 
 func (x *GetStatusResponse_Key) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[35]
+	mi := &file_chancery_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2292,7 +2810,7 @@ func (x *GetStatusResponse_Key) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusResponse_Key.ProtoReflect.Descriptor instead.
 func (*GetStatusResponse_Key) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{31, 3}
+	return file_chancery_proto_rawDescGZIP(), []int{38, 4}
 }
 
 func (x *GetStatusResponse_Key) GetName() string {
@@ -2352,7 +2870,7 @@ type GetStatusResponse_Outcome struct {
 
 func (x *GetStatusResponse_Outcome) Reset() {
 	*x = GetStatusResponse_Outcome{}
-	mi := &file_chancery_proto_msgTypes[36]
+	mi := &file_chancery_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2364,7 +2882,7 @@ func (x *GetStatusResponse_Outcome) String() string {
 func (*GetStatusResponse_Outcome) ProtoMessage() {}
 
 func (x *GetStatusResponse_Outcome) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[36]
+	mi := &file_chancery_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2377,7 +2895,7 @@ func (x *GetStatusResponse_Outcome) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusResponse_Outcome.ProtoReflect.Descriptor instead.
 func (*GetStatusResponse_Outcome) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{31, 4}
+	return file_chancery_proto_rawDescGZIP(), []int{38, 5}
 }
 
 func (x *GetStatusResponse_Outcome) GetOutcome() string {
@@ -2422,7 +2940,7 @@ type GetStatusResponse_AuditLog struct {
 
 func (x *GetStatusResponse_AuditLog) Reset() {
 	*x = GetStatusResponse_AuditLog{}
-	mi := &file_chancery_proto_msgTypes[37]
+	mi := &file_chancery_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2434,7 +2952,7 @@ func (x *GetStatusResponse_AuditLog) String() string {
 func (*GetStatusResponse_AuditLog) ProtoMessage() {}
 
 func (x *GetStatusResponse_AuditLog) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[37]
+	mi := &file_chancery_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2447,7 +2965,7 @@ func (x *GetStatusResponse_AuditLog) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusResponse_AuditLog.ProtoReflect.Descriptor instead.
 func (*GetStatusResponse_AuditLog) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{31, 5}
+	return file_chancery_proto_rawDescGZIP(), []int{38, 6}
 }
 
 func (x *GetStatusResponse_AuditLog) GetPath() string {
@@ -2497,7 +3015,7 @@ type GetStatusResponse_IssuanceLog struct {
 
 func (x *GetStatusResponse_IssuanceLog) Reset() {
 	*x = GetStatusResponse_IssuanceLog{}
-	mi := &file_chancery_proto_msgTypes[38]
+	mi := &file_chancery_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2509,7 +3027,7 @@ func (x *GetStatusResponse_IssuanceLog) String() string {
 func (*GetStatusResponse_IssuanceLog) ProtoMessage() {}
 
 func (x *GetStatusResponse_IssuanceLog) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[38]
+	mi := &file_chancery_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2522,7 +3040,7 @@ func (x *GetStatusResponse_IssuanceLog) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusResponse_IssuanceLog.ProtoReflect.Descriptor instead.
 func (*GetStatusResponse_IssuanceLog) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{31, 6}
+	return file_chancery_proto_rawDescGZIP(), []int{38, 7}
 }
 
 func (x *GetStatusResponse_IssuanceLog) GetDir() string {
@@ -2598,7 +3116,7 @@ type GetStatusResponse_Crls struct {
 
 func (x *GetStatusResponse_Crls) Reset() {
 	*x = GetStatusResponse_Crls{}
-	mi := &file_chancery_proto_msgTypes[39]
+	mi := &file_chancery_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2610,7 +3128,7 @@ func (x *GetStatusResponse_Crls) String() string {
 func (*GetStatusResponse_Crls) ProtoMessage() {}
 
 func (x *GetStatusResponse_Crls) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[39]
+	mi := &file_chancery_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2623,7 +3141,7 @@ func (x *GetStatusResponse_Crls) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusResponse_Crls.ProtoReflect.Descriptor instead.
 func (*GetStatusResponse_Crls) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{31, 7}
+	return file_chancery_proto_rawDescGZIP(), []int{38, 8}
 }
 
 func (x *GetStatusResponse_Crls) GetOff() []string {
@@ -2709,7 +3227,7 @@ type GetStatusResponse_Cluster struct {
 
 func (x *GetStatusResponse_Cluster) Reset() {
 	*x = GetStatusResponse_Cluster{}
-	mi := &file_chancery_proto_msgTypes[40]
+	mi := &file_chancery_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2721,7 +3239,7 @@ func (x *GetStatusResponse_Cluster) String() string {
 func (*GetStatusResponse_Cluster) ProtoMessage() {}
 
 func (x *GetStatusResponse_Cluster) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[40]
+	mi := &file_chancery_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2734,7 +3252,7 @@ func (x *GetStatusResponse_Cluster) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusResponse_Cluster.ProtoReflect.Descriptor instead.
 func (*GetStatusResponse_Cluster) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{31, 8}
+	return file_chancery_proto_rawDescGZIP(), []int{38, 9}
 }
 
 func (x *GetStatusResponse_Cluster) GetName() string {
@@ -2810,7 +3328,30 @@ const file_chancery_proto_rawDesc = "" +
 	"\n" +
 	"generation\x18\x02 \x01(\x04R\n" +
 	"generation\x12\x14\n" +
-	"\x05roots\x18\x03 \x03(\fR\x05roots\"\x95\x01\n" +
+	"\x05roots\x18\x03 \x03(\fR\x05roots\"\x15\n" +
+	"\x13ListReplicasRequest\"b\n" +
+	"\x14ListReplicasResponse\x120\n" +
+	"\breplicas\x18\x01 \x03(\v2\x14.chancery.v1.ReplicaR\breplicas\x12\x18\n" +
+	"\aversion\x18\x02 \x01(\x04R\aversion\"\xd9\x02\n" +
+	"\aReplica\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x15\n" +
+	"\x06log_id\x18\x02 \x01(\rR\x05logId\x12\x17\n" +
+	"\alog_key\x18\x03 \x01(\tR\x06logKey\x12\x10\n" +
+	"\x03own\x18\x04 \x01(\bR\x03own\x12\x16\n" +
+	"\x06drives\x18\x05 \x01(\bR\x06drives\x12.\n" +
+	"\x04seen\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\x04seen\x12\"\n" +
+	"\facknowledged\x18\a \x01(\x04R\facknowledged\x12?\n" +
+	"\rdeclared_dead\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\fdeclaredDead\x12\x19\n" +
+	"\blog_size\x18\t \x01(\x03R\alogSize\x12\x16\n" +
+	"\x06format\x18\n" +
+	" \x01(\rR\x06format\x12\x18\n" +
+	"\atrouble\x18\v \x01(\tR\atrouble\"*\n" +
+	"\x14ForgetReplicaRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\"\x17\n" +
+	"\x15ForgetReplicaResponse\"\x14\n" +
+	"\x12ExportStateRequest\"-\n" +
+	"\x13ExportStateResponse\x12\x16\n" +
+	"\x06export\x18\x01 \x01(\fR\x06export\"\x95\x01\n" +
 	"\tPredicate\x12\x16\n" +
 	"\x06serial\x18\x01 \x01(\tR\x06serial\x12\x1b\n" +
 	"\tspiffe_id\x18\x02 \x01(\tR\bspiffeId\x12?\n" +
@@ -2889,7 +3430,7 @@ const file_chancery_proto_rawDesc = "" +
 	"generation\x18\x04 \x01(\x04R\n" +
 	"generation\x12 \n" +
 	"\vcertificate\x18\x05 \x01(\fR\vcertificate\"\x12\n" +
-	"\x10GetStatusRequest\"\xaf\x12\n" +
+	"\x10GetStatusRequest\"\xe2\x15\n" +
 	"\x11GetStatusResponse\x12.\n" +
 	"\x04time\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x124\n" +
 	"\astarted\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\astarted\x12!\n" +
@@ -2906,7 +3447,8 @@ const file_chancery_proto_rawDesc = "" +
 	"\fissuance_log\x18\f \x01(\v2*.chancery.v1.GetStatusResponse.IssuanceLogR\vissuanceLog\x12B\n" +
 	"\bclusters\x18\r \x03(\v2&.chancery.v1.GetStatusResponse.ClusterR\bclusters\x12\x1b\n" +
 	"\twas_ready\x18\x0e \x01(\bR\bwasReady\x127\n" +
-	"\x04crls\x18\x0f \x01(\v2#.chancery.v1.GetStatusResponse.CrlsR\x04crls\x1a\xb6\x01\n" +
+	"\x04crls\x18\x0f \x01(\v2#.chancery.v1.GetStatusResponse.CrlsR\x04crls\x12:\n" +
+	"\x05store\x18\x10 \x01(\v2$.chancery.v1.GetStatusResponse.StoreR\x05store\x1a\xb6\x01\n" +
 	"\bDocument\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\x04R\aversion\x12\x1e\n" +
 	"\n" +
@@ -2916,7 +3458,20 @@ const file_chancery_proto_rawDesc = "" +
 	"\trequested\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\trequested\x1a'\n" +
 	"\x03Log\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\rR\x02id\x12\x10\n" +
-	"\x03key\x18\x02 \x01(\tR\x03key\x1ap\n" +
+	"\x03key\x18\x02 \x01(\tR\x03key\x1a\xf4\x02\n" +
+	"\x05Store\x12\x12\n" +
+	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x14\n" +
+	"\x05place\x18\x02 \x01(\tR\x05place\x12\x18\n" +
+	"\areplica\x18\x03 \x01(\tR\areplica\x128\n" +
+	"\tconfirmed\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\tconfirmed\x12\x14\n" +
+	"\x05error\x18\x05 \x01(\tR\x05error\x12\x16\n" +
+	"\x06driver\x18\x06 \x01(\tR\x06driver\x120\n" +
+	"\breplicas\x18\a \x03(\v2\x14.chancery.v1.ReplicaR\breplicas\x126\n" +
+	"\bimported\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\bimported\x12\x1f\n" +
+	"\vimported_by\x18\t \x01(\tR\n" +
+	"importedBy\x124\n" +
+	"\achanged\x18\n" +
+	" \x01(\v2\x1a.google.protobuf.TimestampR\achanged\x1ap\n" +
 	"\vCertificate\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x14\n" +
 	"\x05state\x18\x02 \x01(\tR\x05state\x12\x15\n" +
@@ -2967,7 +3522,7 @@ const file_chancery_proto_rawDesc = "" +
 	"\twas_ready\x18\x03 \x01(\bR\bwasReady2\x89\x01\n" +
 	"\bIssuance\x12>\n" +
 	"\x05Issue\x12\x19.chancery.v1.IssueRequest\x1a\x1a.chancery.v1.IssueResponse\x12=\n" +
-	"\x04Sync\x12\x18.chancery.v1.SyncRequest\x1a\x17.chancery.v1.SyncUpdate(\x010\x012\x91\x05\n" +
+	"\x04Sync\x12\x18.chancery.v1.SyncRequest\x1a\x17.chancery.v1.SyncUpdate(\x010\x012\x90\a\n" +
 	"\x05Admin\x12Y\n" +
 	"\x0eGetAuthorities\x12\".chancery.v1.GetAuthoritiesRequest\x1a#.chancery.v1.GetAuthoritiesResponse\x12V\n" +
 	"\rRequestIssuer\x12!.chancery.v1.RequestIssuerRequest\x1a\".chancery.v1.RequestIssuerResponse\x12S\n" +
@@ -2977,7 +3532,10 @@ const file_chancery_proto_rawDesc = "" +
 	"\x0fListRevocations\x12#.chancery.v1.ListRevocationsRequest\x1a$.chancery.v1.ListRevocationsResponse\x12M\n" +
 	"\n" +
 	"ListServed\x12\x1e.chancery.v1.ListServedRequest\x1a\x1f.chancery.v1.ListServedResponse\x12J\n" +
-	"\tGetStatus\x12\x1d.chancery.v1.GetStatusRequest\x1a\x1e.chancery.v1.GetStatusResponseB5Z3github.com/chancery-project/chancery/api/chanceryv1b\x06proto3"
+	"\tGetStatus\x12\x1d.chancery.v1.GetStatusRequest\x1a\x1e.chancery.v1.GetStatusResponse\x12S\n" +
+	"\fListReplicas\x12 .chancery.v1.ListReplicasRequest\x1a!.chancery.v1.ListReplicasResponse\x12V\n" +
+	"\rForgetReplica\x12!.chancery.v1.ForgetReplicaRequest\x1a\".chancery.v1.ForgetReplicaResponse\x12P\n" +
+	"\vExportState\x12\x1f.chancery.v1.ExportStateRequest\x1a .chancery.v1.ExportStateResponseB5Z3github.com/chancery-project/chancery/api/chanceryv1b\x06proto3"
 
 var (
 	file_chancery_proto_rawDescOnce sync.Once
@@ -2991,7 +3549,7 @@ func file_chancery_proto_rawDescGZIP() []byte {
 	return file_chancery_proto_rawDescData
 }
 
-var file_chancery_proto_msgTypes = make([]protoimpl.MessageInfo, 41)
+var file_chancery_proto_msgTypes = make([]protoimpl.MessageInfo, 49)
 var file_chancery_proto_goTypes = []any{
 	(*SyncRequest)(nil),                   // 0: chancery.v1.SyncRequest
 	(*ServedSvid)(nil),                    // 1: chancery.v1.ServedSvid
@@ -3003,111 +3561,133 @@ var file_chancery_proto_goTypes = []any{
 	(*Refusal)(nil),                       // 7: chancery.v1.Refusal
 	(*Certificate)(nil),                   // 8: chancery.v1.Certificate
 	(*Bundle)(nil),                        // 9: chancery.v1.Bundle
-	(*Predicate)(nil),                     // 10: chancery.v1.Predicate
-	(*RevokeRequest)(nil),                 // 11: chancery.v1.RevokeRequest
-	(*RevokeResponse)(nil),                // 12: chancery.v1.RevokeResponse
-	(*RevokedCertificate)(nil),            // 13: chancery.v1.RevokedCertificate
-	(*RestoreRequest)(nil),                // 14: chancery.v1.RestoreRequest
-	(*RestoreResponse)(nil),               // 15: chancery.v1.RestoreResponse
-	(*ListRevocationsRequest)(nil),        // 16: chancery.v1.ListRevocationsRequest
-	(*ListRevocationsResponse)(nil),       // 17: chancery.v1.ListRevocationsResponse
-	(*Revocation)(nil),                    // 18: chancery.v1.Revocation
-	(*ListServedRequest)(nil),             // 19: chancery.v1.ListServedRequest
-	(*ListServedResponse)(nil),            // 20: chancery.v1.ListServedResponse
-	(*ServedByAgent)(nil),                 // 21: chancery.v1.ServedByAgent
-	(*RequestIssuerRequest)(nil),          // 22: chancery.v1.RequestIssuerRequest
-	(*RequestIssuerResponse)(nil),         // 23: chancery.v1.RequestIssuerResponse
-	(*ImportIssuerRequest)(nil),           // 24: chancery.v1.ImportIssuerRequest
-	(*ImportIssuerResponse)(nil),          // 25: chancery.v1.ImportIssuerResponse
-	(*GetAuthoritiesRequest)(nil),         // 26: chancery.v1.GetAuthoritiesRequest
-	(*GetAuthoritiesResponse)(nil),        // 27: chancery.v1.GetAuthoritiesResponse
-	(*DomainAuthorities)(nil),             // 28: chancery.v1.DomainAuthorities
-	(*Authority)(nil),                     // 29: chancery.v1.Authority
-	(*GetStatusRequest)(nil),              // 30: chancery.v1.GetStatusRequest
-	(*GetStatusResponse)(nil),             // 31: chancery.v1.GetStatusResponse
-	(*GetStatusResponse_Document)(nil),    // 32: chancery.v1.GetStatusResponse.Document
-	(*GetStatusResponse_Log)(nil),         // 33: chancery.v1.GetStatusResponse.Log
-	(*GetStatusResponse_Certificate)(nil), // 34: chancery.v1.GetStatusResponse.Certificate
-	(*GetStatusResponse_Key)(nil),         // 35: chancery.v1.GetStatusResponse.Key
-	(*GetStatusResponse_Outcome)(nil),     // 36: chancery.v1.GetStatusResponse.Outcome
-	(*GetStatusResponse_AuditLog)(nil),    // 37: chancery.v1.GetStatusResponse.AuditLog
-	(*GetStatusResponse_IssuanceLog)(nil), // 38: chancery.v1.GetStatusResponse.IssuanceLog
-	(*GetStatusResponse_Crls)(nil),        // 39: chancery.v1.GetStatusResponse.Crls
-	(*GetStatusResponse_Cluster)(nil),     // 40: chancery.v1.GetStatusResponse.Cluster
-	(*timestamppb.Timestamp)(nil),         // 41: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),           // 42: google.protobuf.Duration
+	(*ListReplicasRequest)(nil),           // 10: chancery.v1.ListReplicasRequest
+	(*ListReplicasResponse)(nil),          // 11: chancery.v1.ListReplicasResponse
+	(*Replica)(nil),                       // 12: chancery.v1.Replica
+	(*ForgetReplicaRequest)(nil),          // 13: chancery.v1.ForgetReplicaRequest
+	(*ForgetReplicaResponse)(nil),         // 14: chancery.v1.ForgetReplicaResponse
+	(*ExportStateRequest)(nil),            // 15: chancery.v1.ExportStateRequest
+	(*ExportStateResponse)(nil),           // 16: chancery.v1.ExportStateResponse
+	(*Predicate)(nil),                     // 17: chancery.v1.Predicate
+	(*RevokeRequest)(nil),                 // 18: chancery.v1.RevokeRequest
+	(*RevokeResponse)(nil),                // 19: chancery.v1.RevokeResponse
+	(*RevokedCertificate)(nil),            // 20: chancery.v1.RevokedCertificate
+	(*RestoreRequest)(nil),                // 21: chancery.v1.RestoreRequest
+	(*RestoreResponse)(nil),               // 22: chancery.v1.RestoreResponse
+	(*ListRevocationsRequest)(nil),        // 23: chancery.v1.ListRevocationsRequest
+	(*ListRevocationsResponse)(nil),       // 24: chancery.v1.ListRevocationsResponse
+	(*Revocation)(nil),                    // 25: chancery.v1.Revocation
+	(*ListServedRequest)(nil),             // 26: chancery.v1.ListServedRequest
+	(*ListServedResponse)(nil),            // 27: chancery.v1.ListServedResponse
+	(*ServedByAgent)(nil),                 // 28: chancery.v1.ServedByAgent
+	(*RequestIssuerRequest)(nil),          // 29: chancery.v1.RequestIssuerRequest
+	(*RequestIssuerResponse)(nil),         // 30: chancery.v1.RequestIssuerResponse
+	(*ImportIssuerRequest)(nil),           // 31: chancery.v1.ImportIssuerRequest
+	(*ImportIssuerResponse)(nil),          // 32: chancery.v1.ImportIssuerResponse
+	(*GetAuthoritiesRequest)(nil),         // 33: chancery.v1.GetAuthoritiesRequest
+	(*GetAuthoritiesResponse)(nil),        // 34: chancery.v1.GetAuthoritiesResponse
+	(*DomainAuthorities)(nil),             // 35: chancery.v1.DomainAuthorities
+	(*Authority)(nil),                     // 36: chancery.v1.Authority
+	(*GetStatusRequest)(nil),              // 37: chancery.v1.GetStatusRequest
+	(*GetStatusResponse)(nil),             // 38: chancery.v1.GetStatusResponse
+	(*GetStatusResponse_Document)(nil),    // 39: chancery.v1.GetStatusResponse.Document
+	(*GetStatusResponse_Log)(nil),         // 40: chancery.v1.GetStatusResponse.Log
+	(*GetStatusResponse_Store)(nil),       // 41: chancery.v1.GetStatusResponse.Store
+	(*GetStatusResponse_Certificate)(nil), // 42: chancery.v1.GetStatusResponse.Certificate
+	(*GetStatusResponse_Key)(nil),         // 43: chancery.v1.GetStatusResponse.Key
+	(*GetStatusResponse_Outcome)(nil),     // 44: chancery.v1.GetStatusResponse.Outcome
+	(*GetStatusResponse_AuditLog)(nil),    // 45: chancery.v1.GetStatusResponse.AuditLog
+	(*GetStatusResponse_IssuanceLog)(nil), // 46: chancery.v1.GetStatusResponse.IssuanceLog
+	(*GetStatusResponse_Crls)(nil),        // 47: chancery.v1.GetStatusResponse.Crls
+	(*GetStatusResponse_Cluster)(nil),     // 48: chancery.v1.GetStatusResponse.Cluster
+	(*timestamppb.Timestamp)(nil),         // 49: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),           // 50: google.protobuf.Duration
 }
 var file_chancery_proto_depIdxs = []int32{
 	1,  // 0: chancery.v1.SyncRequest.served:type_name -> chancery.v1.ServedSvid
-	41, // 1: chancery.v1.ServedSvid.not_after:type_name -> google.protobuf.Timestamp
+	49, // 1: chancery.v1.ServedSvid.not_after:type_name -> google.protobuf.Timestamp
 	9,  // 2: chancery.v1.SyncUpdate.bundle:type_name -> chancery.v1.Bundle
 	4,  // 3: chancery.v1.IssueRequest.requests:type_name -> chancery.v1.CertificateRequest
-	42, // 4: chancery.v1.CertificateRequest.lifetime:type_name -> google.protobuf.Duration
+	50, // 4: chancery.v1.CertificateRequest.lifetime:type_name -> google.protobuf.Duration
 	6,  // 5: chancery.v1.IssueResponse.results:type_name -> chancery.v1.Result
 	9,  // 6: chancery.v1.IssueResponse.bundle:type_name -> chancery.v1.Bundle
 	8,  // 7: chancery.v1.Result.certificate:type_name -> chancery.v1.Certificate
 	7,  // 8: chancery.v1.Result.refusal:type_name -> chancery.v1.Refusal
-	42, // 9: chancery.v1.Refusal.retry_after:type_name -> google.protobuf.Duration
-	41, // 10: chancery.v1.Certificate.not_after:type_name -> google.protobuf.Timestamp
-	41, // 11: chancery.v1.Predicate.issued_before:type_name -> google.protobuf.Timestamp
-	10, // 12: chancery.v1.RevokeRequest.predicate:type_name -> chancery.v1.Predicate
-	42, // 13: chancery.v1.RevokeRequest.wait:type_name -> google.protobuf.Duration
-	13, // 14: chancery.v1.RevokeResponse.certificates:type_name -> chancery.v1.RevokedCertificate
-	41, // 15: chancery.v1.RevokedCertificate.not_after:type_name -> google.protobuf.Timestamp
-	18, // 16: chancery.v1.ListRevocationsResponse.revocations:type_name -> chancery.v1.Revocation
-	10, // 17: chancery.v1.Revocation.predicate:type_name -> chancery.v1.Predicate
-	41, // 18: chancery.v1.Revocation.time:type_name -> google.protobuf.Timestamp
-	41, // 19: chancery.v1.Revocation.restored:type_name -> google.protobuf.Timestamp
-	21, // 20: chancery.v1.ListServedResponse.agents:type_name -> chancery.v1.ServedByAgent
-	1,  // 21: chancery.v1.ServedByAgent.served:type_name -> chancery.v1.ServedSvid
-	28, // 22: chancery.v1.GetAuthoritiesResponse.domains:type_name -> chancery.v1.DomainAuthorities
-	29, // 23: chancery.v1.DomainAuthorities.authorities:type_name -> chancery.v1.Authority
-	41, // 24: chancery.v1.GetStatusResponse.time:type_name -> google.protobuf.Timestamp
-	41, // 25: chancery.v1.GetStatusResponse.started:type_name -> google.protobuf.Timestamp
-	32, // 26: chancery.v1.GetStatusResponse.document:type_name -> chancery.v1.GetStatusResponse.Document
-	34, // 27: chancery.v1.GetStatusResponse.certificates:type_name -> chancery.v1.GetStatusResponse.Certificate
-	42, // 28: chancery.v1.GetStatusResponse.max_ttl:type_name -> google.protobuf.Duration
-	35, // 29: chancery.v1.GetStatusResponse.keys:type_name -> chancery.v1.GetStatusResponse.Key
-	36, // 30: chancery.v1.GetStatusResponse.outcomes:type_name -> chancery.v1.GetStatusResponse.Outcome
-	37, // 31: chancery.v1.GetStatusResponse.audit_log:type_name -> chancery.v1.GetStatusResponse.AuditLog
-	38, // 32: chancery.v1.GetStatusResponse.issuance_log:type_name -> chancery.v1.GetStatusResponse.IssuanceLog
-	40, // 33: chancery.v1.GetStatusResponse.clusters:type_name -> chancery.v1.GetStatusResponse.Cluster
-	39, // 34: chancery.v1.GetStatusResponse.crls:type_name -> chancery.v1.GetStatusResponse.Crls
-	33, // 35: chancery.v1.GetStatusResponse.Document.logs:type_name -> chancery.v1.GetStatusResponse.Log
-	41, // 36: chancery.v1.GetStatusResponse.Document.requested:type_name -> google.protobuf.Timestamp
-	41, // 37: chancery.v1.GetStatusResponse.Key.checked:type_name -> google.protobuf.Timestamp
-	42, // 38: chancery.v1.GetStatusResponse.Key.took:type_name -> google.protobuf.Duration
-	41, // 39: chancery.v1.GetStatusResponse.Key.waiting:type_name -> google.protobuf.Timestamp
-	41, // 40: chancery.v1.GetStatusResponse.IssuanceLog.checkpoint:type_name -> google.protobuf.Timestamp
-	41, // 41: chancery.v1.GetStatusResponse.IssuanceLog.sequenced:type_name -> google.protobuf.Timestamp
-	41, // 42: chancery.v1.GetStatusResponse.Crls.failing:type_name -> google.protobuf.Timestamp
-	41, // 43: chancery.v1.GetStatusResponse.Crls.ends:type_name -> google.protobuf.Timestamp
-	41, // 44: chancery.v1.GetStatusResponse.Crls.published:type_name -> google.protobuf.Timestamp
-	3,  // 45: chancery.v1.Issuance.Issue:input_type -> chancery.v1.IssueRequest
-	0,  // 46: chancery.v1.Issuance.Sync:input_type -> chancery.v1.SyncRequest
-	26, // 47: chancery.v1.Admin.GetAuthorities:input_type -> chancery.v1.GetAuthoritiesRequest
-	22, // 48: chancery.v1.Admin.RequestIssuer:input_type -> chancery.v1.RequestIssuerRequest
-	24, // 49: chancery.v1.Admin.ImportIssuer:input_type -> chancery.v1.ImportIssuerRequest
-	11, // 50: chancery.v1.Admin.Revoke:input_type -> chancery.v1.RevokeRequest
-	14, // 51: chancery.v1.Admin.Restore:input_type -> chancery.v1.RestoreRequest
-	16, // 52: chancery.v1.Admin.ListRevocations:input_type -> chancery.v1.ListRevocationsRequest
-	19, // 53: chancery.v1.Admin.ListServed:input_type -> chancery.v1.ListServedRequest
-	30, // 54: chancery.v1.Admin.GetStatus:input_type -> chancery.v1.GetStatusRequest
-	5,  // 55: chancery.v1.Issuance.Issue:output_type -> chancery.v1.IssueResponse
-	2,  // 56: chancery.v1.Issuance.Sync:output_type -> chancery.v1.SyncUpdate
-	27, // 57: chancery.v1.Admin.GetAuthorities:output_type -> chancery.v1.GetAuthoritiesResponse
-	23, // 58: chancery.v1.Admin.RequestIssuer:output_type -> chancery.v1.RequestIssuerResponse
-	25, // 59: chancery.v1.Admin.ImportIssuer:output_type -> chancery.v1.ImportIssuerResponse
-	12, // 60: chancery.v1.Admin.Revoke:output_type -> chancery.v1.RevokeResponse
-	15, // 61: chancery.v1.Admin.Restore:output_type -> chancery.v1.RestoreResponse
-	17, // 62: chancery.v1.Admin.ListRevocations:output_type -> chancery.v1.ListRevocationsResponse
-	20, // 63: chancery.v1.Admin.ListServed:output_type -> chancery.v1.ListServedResponse
-	31, // 64: chancery.v1.Admin.GetStatus:output_type -> chancery.v1.GetStatusResponse
-	55, // [55:65] is the sub-list for method output_type
-	45, // [45:55] is the sub-list for method input_type
-	45, // [45:45] is the sub-list for extension type_name
-	45, // [45:45] is the sub-list for extension extendee
-	0,  // [0:45] is the sub-list for field type_name
+	50, // 9: chancery.v1.Refusal.retry_after:type_name -> google.protobuf.Duration
+	49, // 10: chancery.v1.Certificate.not_after:type_name -> google.protobuf.Timestamp
+	12, // 11: chancery.v1.ListReplicasResponse.replicas:type_name -> chancery.v1.Replica
+	49, // 12: chancery.v1.Replica.seen:type_name -> google.protobuf.Timestamp
+	49, // 13: chancery.v1.Replica.declared_dead:type_name -> google.protobuf.Timestamp
+	49, // 14: chancery.v1.Predicate.issued_before:type_name -> google.protobuf.Timestamp
+	17, // 15: chancery.v1.RevokeRequest.predicate:type_name -> chancery.v1.Predicate
+	50, // 16: chancery.v1.RevokeRequest.wait:type_name -> google.protobuf.Duration
+	20, // 17: chancery.v1.RevokeResponse.certificates:type_name -> chancery.v1.RevokedCertificate
+	49, // 18: chancery.v1.RevokedCertificate.not_after:type_name -> google.protobuf.Timestamp
+	25, // 19: chancery.v1.ListRevocationsResponse.revocations:type_name -> chancery.v1.Revocation
+	17, // 20: chancery.v1.Revocation.predicate:type_name -> chancery.v1.Predicate
+	49, // 21: chancery.v1.Revocation.time:type_name -> google.protobuf.Timestamp
+	49, // 22: chancery.v1.Revocation.restored:type_name -> google.protobuf.Timestamp
+	28, // 23: chancery.v1.ListServedResponse.agents:type_name -> chancery.v1.ServedByAgent
+	1,  // 24: chancery.v1.ServedByAgent.served:type_name -> chancery.v1.ServedSvid
+	35, // 25: chancery.v1.GetAuthoritiesResponse.domains:type_name -> chancery.v1.DomainAuthorities
+	36, // 26: chancery.v1.DomainAuthorities.authorities:type_name -> chancery.v1.Authority
+	49, // 27: chancery.v1.GetStatusResponse.time:type_name -> google.protobuf.Timestamp
+	49, // 28: chancery.v1.GetStatusResponse.started:type_name -> google.protobuf.Timestamp
+	39, // 29: chancery.v1.GetStatusResponse.document:type_name -> chancery.v1.GetStatusResponse.Document
+	42, // 30: chancery.v1.GetStatusResponse.certificates:type_name -> chancery.v1.GetStatusResponse.Certificate
+	50, // 31: chancery.v1.GetStatusResponse.max_ttl:type_name -> google.protobuf.Duration
+	43, // 32: chancery.v1.GetStatusResponse.keys:type_name -> chancery.v1.GetStatusResponse.Key
+	44, // 33: chancery.v1.GetStatusResponse.outcomes:type_name -> chancery.v1.GetStatusResponse.Outcome
+	45, // 34: chancery.v1.GetStatusResponse.audit_log:type_name -> chancery.v1.GetStatusResponse.AuditLog
+	46, // 35: chancery.v1.GetStatusResponse.issuance_log:type_name -> chancery.v1.GetStatusResponse.IssuanceLog
+	48, // 36: chancery.v1.GetStatusResponse.clusters:type_name -> chancery.v1.GetStatusResponse.Cluster
+	47, // 37: chancery.v1.GetStatusResponse.crls:type_name -> chancery.v1.GetStatusResponse.Crls
+	41, // 38: chancery.v1.GetStatusResponse.store:type_name -> chancery.v1.GetStatusResponse.Store
+	40, // 39: chancery.v1.GetStatusResponse.Document.logs:type_name -> chancery.v1.GetStatusResponse.Log
+	49, // 40: chancery.v1.GetStatusResponse.Document.requested:type_name -> google.protobuf.Timestamp
+	49, // 41: chancery.v1.GetStatusResponse.Store.confirmed:type_name -> google.protobuf.Timestamp
+	12, // 42: chancery.v1.GetStatusResponse.Store.replicas:type_name -> chancery.v1.Replica
+	49, // 43: chancery.v1.GetStatusResponse.Store.imported:type_name -> google.protobuf.Timestamp
+	49, // 44: chancery.v1.GetStatusResponse.Store.changed:type_name -> google.protobuf.Timestamp
+	49, // 45: chancery.v1.GetStatusResponse.Key.checked:type_name -> google.protobuf.Timestamp
+	50, // 46: chancery.v1.GetStatusResponse.Key.took:type_name -> google.protobuf.Duration
+	49, // 47: chancery.v1.GetStatusResponse.Key.waiting:type_name -> google.protobuf.Timestamp
+	49, // 48: chancery.v1.GetStatusResponse.IssuanceLog.checkpoint:type_name -> google.protobuf.Timestamp
+	49, // 49: chancery.v1.GetStatusResponse.IssuanceLog.sequenced:type_name -> google.protobuf.Timestamp
+	49, // 50: chancery.v1.GetStatusResponse.Crls.failing:type_name -> google.protobuf.Timestamp
+	49, // 51: chancery.v1.GetStatusResponse.Crls.ends:type_name -> google.protobuf.Timestamp
+	49, // 52: chancery.v1.GetStatusResponse.Crls.published:type_name -> google.protobuf.Timestamp
+	3,  // 53: chancery.v1.Issuance.Issue:input_type -> chancery.v1.IssueRequest
+	0,  // 54: chancery.v1.Issuance.Sync:input_type -> chancery.v1.SyncRequest
+	33, // 55: chancery.v1.Admin.GetAuthorities:input_type -> chancery.v1.GetAuthoritiesRequest
+	29, // 56: chancery.v1.Admin.RequestIssuer:input_type -> chancery.v1.RequestIssuerRequest
+	31, // 57: chancery.v1.Admin.ImportIssuer:input_type -> chancery.v1.ImportIssuerRequest
+	18, // 58: chancery.v1.Admin.Revoke:input_type -> chancery.v1.RevokeRequest
+	21, // 59: chancery.v1.Admin.Restore:input_type -> chancery.v1.RestoreRequest
+	23, // 60: chancery.v1.Admin.ListRevocations:input_type -> chancery.v1.ListRevocationsRequest
+	26, // 61: chancery.v1.Admin.ListServed:input_type -> chancery.v1.ListServedRequest
+	37, // 62: chancery.v1.Admin.GetStatus:input_type -> chancery.v1.GetStatusRequest
+	10, // 63: chancery.v1.Admin.ListReplicas:input_type -> chancery.v1.ListReplicasRequest
+	13, // 64: chancery.v1.Admin.ForgetReplica:input_type -> chancery.v1.ForgetReplicaRequest
+	15, // 65: chancery.v1.Admin.ExportState:input_type -> chancery.v1.ExportStateRequest
+	5,  // 66: chancery.v1.Issuance.Issue:output_type -> chancery.v1.IssueResponse
+	2,  // 67: chancery.v1.Issuance.Sync:output_type -> chancery.v1.SyncUpdate
+	34, // 68: chancery.v1.Admin.GetAuthorities:output_type -> chancery.v1.GetAuthoritiesResponse
+	30, // 69: chancery.v1.Admin.RequestIssuer:output_type -> chancery.v1.RequestIssuerResponse
+	32, // 70: chancery.v1.Admin.ImportIssuer:output_type -> chancery.v1.ImportIssuerResponse
+	19, // 71: chancery.v1.Admin.Revoke:output_type -> chancery.v1.RevokeResponse
+	22, // 72: chancery.v1.Admin.Restore:output_type -> chancery.v1.RestoreResponse
+	24, // 73: chancery.v1.Admin.ListRevocations:output_type -> chancery.v1.ListRevocationsResponse
+	27, // 74: chancery.v1.Admin.ListServed:output_type -> chancery.v1.ListServedResponse
+	38, // 75: chancery.v1.Admin.GetStatus:output_type -> chancery.v1.GetStatusResponse
+	11, // 76: chancery.v1.Admin.ListReplicas:output_type -> chancery.v1.ListReplicasResponse
+	14, // 77: chancery.v1.Admin.ForgetReplica:output_type -> chancery.v1.ForgetReplicaResponse
+	16, // 78: chancery.v1.Admin.ExportState:output_type -> chancery.v1.ExportStateResponse
+	66, // [66:79] is the sub-list for method output_type
+	53, // [53:66] is the sub-list for method input_type
+	53, // [53:53] is the sub-list for extension type_name
+	53, // [53:53] is the sub-list for extension extendee
+	0,  // [0:53] is the sub-list for field type_name
 }
 
 func init() { file_chancery_proto_init() }
@@ -3125,7 +3705,7 @@ func file_chancery_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_chancery_proto_rawDesc), len(file_chancery_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   41,
+			NumMessages:   49,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

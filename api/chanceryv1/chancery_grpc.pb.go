@@ -180,6 +180,9 @@ const (
 	Admin_ListRevocations_FullMethodName = "/chancery.v1.Admin/ListRevocations"
 	Admin_ListServed_FullMethodName      = "/chancery.v1.Admin/ListServed"
 	Admin_GetStatus_FullMethodName       = "/chancery.v1.Admin/GetStatus"
+	Admin_ListReplicas_FullMethodName    = "/chancery.v1.Admin/ListReplicas"
+	Admin_ForgetReplica_FullMethodName   = "/chancery.v1.Admin/ForgetReplica"
+	Admin_ExportState_FullMethodName     = "/chancery.v1.Admin/ExportState"
 )
 
 // AdminClient is the client API for Admin service.
@@ -206,6 +209,13 @@ type AdminClient interface {
 	ListServed(ctx context.Context, in *ListServedRequest, opts ...grpc.CallOption) (*ListServedResponse, error)
 	// GetStatus returns what the server knows of its own health. It judges nothing: see `chancery status`.
 	GetStatus(ctx context.Context, in *GetStatusRequest, opts ...grpc.CallOption) (*GetStatusResponse, error)
+	// ListReplicas returns the servers that the authority document lists, and what they told of themselves.
+	ListReplicas(ctx context.Context, in *ListReplicasRequest, opts ...grpc.CallOption) (*ListReplicasResponse, error)
+	// ForgetReplica declares a server dead: nothing waits for it any more, and it leaves the document once its certificates have
+	// ended. One that comes back is there again.
+	ForgetReplica(ctx context.Context, in *ForgetReplicaRequest, opts ...grpc.CallOption) (*ForgetReplicaResponse, error)
+	// ExportState returns an export of the authority document, sealed and authenticated as it is stored.
+	ExportState(ctx context.Context, in *ExportStateRequest, opts ...grpc.CallOption) (*ExportStateResponse, error)
 }
 
 type adminClient struct {
@@ -296,6 +306,36 @@ func (c *adminClient) GetStatus(ctx context.Context, in *GetStatusRequest, opts 
 	return out, nil
 }
 
+func (c *adminClient) ListReplicas(ctx context.Context, in *ListReplicasRequest, opts ...grpc.CallOption) (*ListReplicasResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListReplicasResponse)
+	err := c.cc.Invoke(ctx, Admin_ListReplicas_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminClient) ForgetReplica(ctx context.Context, in *ForgetReplicaRequest, opts ...grpc.CallOption) (*ForgetReplicaResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ForgetReplicaResponse)
+	err := c.cc.Invoke(ctx, Admin_ForgetReplica_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminClient) ExportState(ctx context.Context, in *ExportStateRequest, opts ...grpc.CallOption) (*ExportStateResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ExportStateResponse)
+	err := c.cc.Invoke(ctx, Admin_ExportState_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // AdminServer is the server API for Admin service.
 // All implementations must embed UnimplementedAdminServer
 // for forward compatibility.
@@ -320,6 +360,13 @@ type AdminServer interface {
 	ListServed(context.Context, *ListServedRequest) (*ListServedResponse, error)
 	// GetStatus returns what the server knows of its own health. It judges nothing: see `chancery status`.
 	GetStatus(context.Context, *GetStatusRequest) (*GetStatusResponse, error)
+	// ListReplicas returns the servers that the authority document lists, and what they told of themselves.
+	ListReplicas(context.Context, *ListReplicasRequest) (*ListReplicasResponse, error)
+	// ForgetReplica declares a server dead: nothing waits for it any more, and it leaves the document once its certificates have
+	// ended. One that comes back is there again.
+	ForgetReplica(context.Context, *ForgetReplicaRequest) (*ForgetReplicaResponse, error)
+	// ExportState returns an export of the authority document, sealed and authenticated as it is stored.
+	ExportState(context.Context, *ExportStateRequest) (*ExportStateResponse, error)
 	mustEmbedUnimplementedAdminServer()
 }
 
@@ -353,6 +400,15 @@ func (UnimplementedAdminServer) ListServed(context.Context, *ListServedRequest) 
 }
 func (UnimplementedAdminServer) GetStatus(context.Context, *GetStatusRequest) (*GetStatusResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method GetStatus not implemented")
+}
+func (UnimplementedAdminServer) ListReplicas(context.Context, *ListReplicasRequest) (*ListReplicasResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListReplicas not implemented")
+}
+func (UnimplementedAdminServer) ForgetReplica(context.Context, *ForgetReplicaRequest) (*ForgetReplicaResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ForgetReplica not implemented")
+}
+func (UnimplementedAdminServer) ExportState(context.Context, *ExportStateRequest) (*ExportStateResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ExportState not implemented")
 }
 func (UnimplementedAdminServer) mustEmbedUnimplementedAdminServer() {}
 func (UnimplementedAdminServer) testEmbeddedByValue()               {}
@@ -519,6 +575,60 @@ func _Admin_GetStatus_Handler(srv interface{}, ctx context.Context, dec func(int
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Admin_ListReplicas_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListReplicasRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).ListReplicas(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_ListReplicas_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).ListReplicas(ctx, req.(*ListReplicasRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Admin_ForgetReplica_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ForgetReplicaRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).ForgetReplica(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_ForgetReplica_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).ForgetReplica(ctx, req.(*ForgetReplicaRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Admin_ExportState_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ExportStateRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).ExportState(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_ExportState_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).ExportState(ctx, req.(*ExportStateRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Admin_ServiceDesc is the grpc.ServiceDesc for Admin service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -557,6 +667,18 @@ var Admin_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "GetStatus",
 			Handler:    _Admin_GetStatus_Handler,
+		},
+		{
+			MethodName: "ListReplicas",
+			Handler:    _Admin_ListReplicas_Handler,
+		},
+		{
+			MethodName: "ForgetReplica",
+			Handler:    _Admin_ForgetReplica_Handler,
+		},
+		{
+			MethodName: "ExportState",
+			Handler:    _Admin_ExportState_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},

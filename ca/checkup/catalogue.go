@@ -96,11 +96,23 @@ var Catalogue = []Entry{
 	{"issuance-log.other", criticals, "The authority document lists another log than the folder holds, so the server does not start: history would be missing.",
 		"Put the right folder back, or name it in issuanceLog."},
 
+	// The store, and other servers on it.
+	{"store.down", both, "Certificates are issued from the last document that is known, until its issuer ends; nothing is revoked, renewed or imported. Critical after 5 minutes, or once the issuer is due for renewal.",
+		"Follow the reason; see `state.unreachable`. If the store is lost, `chancery state export` still works on a server that runs: docs/recovery.md."},
+	{"replica.gone", both, "A server that the authority document lists says nothing: the next issuer waits for it. Critical if that goes on for an hour while the issuer is due for renewal.",
+		"Start it. If it will not come back: `chancery replica forget NAME`. What it issued can be revoked by what its issuance log has (docs/recovery.md)."},
+	{"replica.behind", warns, "That server has not taken over the newest document: what was revoked may not be so for its agents, and the next issuer waits for it.",
+		"Look at its status and log: the store, or the key of the issuer that was prepared, may be out of its reach."},
+	{"replica.refused", warns, "What that server tells the others is not taken: it was changed, or is of another version of Chancery or another sealing key.",
+		"Give all servers on the store the same sealing key, and update the oldest."},
+
 	// State and keys at rest.
 	{"state.missing", criticals, "There is no authority document, so the server does not start.",
 		"`chancery authority init` makes one, once; if there was one, restore it."},
 	{"state.refused", criticals, "The document was changed, belongs to another sealing key, or is of a newer version of Chancery: the server does not start.",
 		"Restore state and sealing key that belong together."},
+	{"state.unreachable", criticals, "The shared store does not answer here, so a server does not start.",
+		"Follow the reason: address, password, certificates, rights of the account (docs/state.md lists them), or the engine itself."},
 	{"sealing-key.unusable", criticals, "Without it the state cannot be read or trusted, and the server does not start.",
 		"Restore it from where it is kept apart; it should have mode 0600 and belong to the server's user."},
 	{"sealing-key.beside-state", warns, "Whoever gets this folder, such as from a backup, has the CA's keys (decision D9).",

@@ -40,6 +40,7 @@ func Judge(s *State) []Finding {
 	for i := range s.Keys {
 		all = append(all, s.judgeKey(&s.Keys[i])...)
 	}
+	all = append(all, s.judgeStore()...)
 	all = append(all, s.judgeLogs()...)
 	all = append(all, s.judgeCRLs()...)
 	all = append(all, s.judgeClusters()...)

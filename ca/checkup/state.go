@@ -21,6 +21,7 @@ type State struct {
 	NotReady    string        `json:"notReady,omitempty"` // why nothing can be issued
 	WasReady    bool          `json:"wasReady"`           // since the start
 	Document    *Document     `json:"document,omitempty"`
+	Store       *Store        `json:"store,omitempty"`
 	RenewedBy   string        `json:"issuerRenewedBy"` // RenewedByServer, RenewedByImport, RenewedByFiles or RenewedByParent
 	MaxTTL      float64       `json:"leafMaxSeconds"`
 	Certs       []Certificate `json:"certificates"`
@@ -53,6 +54,42 @@ type Document struct {
 type Log struct {
 	ID  uint32 `json:"id"`
 	Key string `json:"key,omitempty"`
+}
+
+// Store is how a server stands to its store, and to others on it.
+type Store struct {
+	Kind      string     `json:"kind"` // StoreSQLite, or of several servers: StorePostgres, StoreKubernetes
+	Place     string     `json:"place"`
+	Replica   string     `json:"replica"`
+	Confirmed *time.Time `json:"confirmed,omitempty"` // when it last confirmed that the document is the newest
+	Error     string     `json:"error,omitempty"`     // why it does not now
+	Changed   *time.Time `json:"changed,omitempty"`   // when this server took over, or wrote, the version that it works by
+	Driver    string     `json:"driver,omitempty"`    // the replica that renews issuers
+	Replicas  []Replica  `json:"replicas"`
+	Imported  *time.Time `json:"imported,omitempty"` // when the document was last restored from an export
+	By        string     `json:"importedBy,omitempty"`
+}
+
+// Kinds of stores.
+const (
+	StoreSQLite     = "sqlite"
+	StorePostgres   = "postgres"
+	StoreKubernetes = "kubernetes"
+)
+
+// Replica is one of the servers on a store.
+type Replica struct {
+	Name         string     `json:"name"`
+	LogID        uint32     `json:"logId"`
+	LogKey       string     `json:"logKey,omitempty"`
+	Own          bool       `json:"own"`
+	Drives       bool       `json:"drives"`
+	Seen         *time.Time `json:"seen,omitempty"` // by its own clock
+	Acknowledged uint64     `json:"acknowledged"`   // version of the document; 0: not known
+	DeclaredDead *time.Time `json:"declaredDead,omitempty"`
+	LogSize      *int64     `json:"logEntries,omitempty"`     // as it told last
+	Format       uint32     `json:"documentFormat,omitempty"` // the highest that it reads
+	Trouble      string     `json:"trouble,omitempty"`        // why what it tells cannot be used
 }
 
 // Kinds of certificates.

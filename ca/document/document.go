@@ -37,6 +37,7 @@ type Document struct {
 	Previous string                  `json:"previous,omitempty"` // hex SHA-256 of the version before, MAC included
 	Domains  map[string]*DomainState `json:"domains"`            // by trust domain
 	Logs     []LogState              `json:"logs"`               // of each replica (decision D13)
+	Imported *Import                 `json:"imported,omitempty"` // the last time that it was restored
 }
 
 // DomainState holds the authorities of one trust domain.

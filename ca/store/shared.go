@@ -17,14 +17,14 @@ CREATE TABLE IF NOT EXISTS lease (id INTEGER PRIMARY KEY CHECK (id = 1), holder 
 // Hold implements Lease, by this machine's clock.
 func (s *SQLite) Hold(ctx context.Context, holder string, life time.Duration) (held bool, by string, err error) {
 	if err := CheckLease(holder, life); err != nil {
-		return false, "", err
+		return false, "", fmt.Errorf("taking the lease in %s: %w", s.path, err)
 	}
 	now := time.Now()
 	const statement = `INSERT INTO lease (id, holder, until) VALUES (1, ?1, ?2)
 		ON CONFLICT (id) DO UPDATE SET holder = iif(holder = ?1 OR until <= ?3, ?1, holder), until = iif(holder = ?1 OR until <= ?3, ?2, until) RETURNING holder`
 	err = s.db.QueryRowContext(ctx, statement, holder, now.Add(life).UnixMilli(), now.UnixMilli()).Scan(&by)
 	if err != nil {
-		return false, "", fmt.Errorf("taking the lease in %s: %w", s.path, err)
+		return false, "", fmt.Errorf("taking the lease in %s: %w", s.path, s.why(ctx, err))
 	}
 	return by == holder, by, nil
 }
@@ -32,7 +32,7 @@ func (s *SQLite) Hold(ctx context.Context, holder string, life time.Duration) (h
 // GiveUp implements Lease.
 func (s *SQLite) GiveUp(ctx context.Context, holder string) error {
 	if _, err := s.db.ExecContext(ctx, `DELETE FROM lease WHERE holder = ?`, holder); err != nil {
-		return fmt.Errorf("giving up the lease in %s: %w", s.path, err)
+		return fmt.Errorf("giving up the lease in %s: %w", s.path, s.why(ctx, err))
 	}
 	return nil
 }
@@ -40,11 +40,11 @@ func (s *SQLite) GiveUp(ctx context.Context, holder string) error {
 // PutNote implements Notes.
 func (s *SQLite) PutNote(ctx context.Context, replica string, data []byte) error {
 	if err := CheckNote(replica, data); err != nil {
-		return err
+		return fmt.Errorf("writing a note into %s: %w", s.path, err)
 	}
 	const statement = `INSERT INTO note (replica, data) SELECT ?1, ?2 WHERE (SELECT count(*) FROM note WHERE replica != ?1) < ?3
 		ON CONFLICT (replica) DO UPDATE SET data = excluded.data`
-	res, err := s.db.ExecContext(ctx, statement, replica, data, MaxNotes)
+	res, err := s.db.ExecContext(ctx, statement, replica, blob(data), MaxNotes)
 	var n int64
 	if err == nil {
 		n, err = res.RowsAffected()
@@ -53,7 +53,7 @@ func (s *SQLite) PutNote(ctx context.Context, replica string, data []byte) error
 		err = ErrTooManyNotes
 	}
 	if err != nil {
-		return fmt.Errorf("writing the note of replica %s into %s: %w", replica, s.path, err)
+		return fmt.Errorf("writing the note of replica %s into %s: %w", replica, s.path, s.why(ctx, err))
 	}
 	s.news()
 	return nil
@@ -63,13 +63,13 @@ func (s *SQLite) PutNote(ctx context.Context, replica string, data []byte) error
 func (s *SQLite) Notes(ctx context.Context) (map[string][]byte, error) {
 	all, err := s.notes(ctx)
 	if err != nil {
-		return nil, fmt.Errorf("reading notes from %s: %w", s.path, err)
+		return nil, fmt.Errorf("reading notes from %s: %w", s.path, s.why(ctx, err))
 	}
 	return all, nil
 }
 
 func (s *SQLite) notes(ctx context.Context) (map[string][]byte, error) {
-	rows, err := s.db.QueryContext(ctx, `SELECT replica, data FROM note WHERE length(data) <= ? LIMIT ?`, MaxNote, MaxNotes)
+	rows, err := s.db.QueryContext(ctx, `SELECT replica, iif(length(data) <= ?, data, NULL), length(data) FROM note LIMIT ?`, MaxNote, MaxNotes+1)
 	if err != nil {
 		return nil, err
 	}
@@ -78,7 +78,11 @@ func (s *SQLite) notes(ctx context.Context) (map[string][]byte, error) {
 	for rows.Next() {
 		var name string
 		var data []byte
-		if err := rows.Scan(&name, &data); err != nil {
+		var size int64
+		if err := rows.Scan(&name, &data, &size); err != nil {
+			return nil, err
+		}
+		if err := CheckReadNote(name, size, len(all)); err != nil {
 			return nil, err
 		}
 		all[name] = data
@@ -89,7 +93,7 @@ func (s *SQLite) notes(ctx context.Context) (map[string][]byte, error) {
 // DropNote implements Notes.
 func (s *SQLite) DropNote(ctx context.Context, replica string) error {
 	if _, err := s.db.ExecContext(ctx, `DELETE FROM note WHERE replica = ?`, replica); err != nil {
-		return fmt.Errorf("deleting the note of replica %s from %s: %w", replica, s.path, err)
+		return fmt.Errorf("deleting the note of replica %s from %s: %w", replica, s.path, s.why(ctx, err))
 	}
 	s.news()
 	return nil
@@ -105,6 +109,8 @@ func (s *SQLite) Watch(ctx context.Context, changed func()) error {
 		select {
 		case <-ctx.Done():
 			return nil
+		case <-s.closed:
+			return fmt.Errorf("watching %s: %w", s.path, ErrClosed)
 		case <-next:
 		}
 	}
@@ -118,12 +124,50 @@ func (s *SQLite) news() {
 	s.changed = make(chan struct{})
 }
 
+// why says of an error that came after Close, or with the end of a context, that it is that: the engine has words of its own.
+func (s *SQLite) why(ctx context.Context, err error) error {
+	if errors.Is(err, ErrConflict) || errors.Is(err, ErrMissing) {
+		return err
+	}
+	select {
+	case <-s.closed:
+		return ErrClosed
+	default:
+	}
+	if ctx.Err() != nil && !errors.Is(err, ctx.Err()) {
+		return fmt.Errorf("%w (%w)", ctx.Err(), err)
+	}
+	return err
+}
+
 // ErrTooManyNotes: there are MaxNotes of other replicas.
 var ErrTooManyNotes = fmt.Errorf("there are notes of %d other replicas already; `chancery replica forget NAME` drops those that are gone", MaxNotes)
 
+// CheckDocument is what every store holds a document to that comes as a version after old, which is 0 for the first.
+func CheckDocument(old, next uint64, data []byte) error {
+	if next <= old || next > MaxVersion {
+		return fmt.Errorf("version %d after %d; it should be above that, and at most %d", next, old, uint64(MaxVersion))
+	}
+	if len(data) > MaxDocument {
+		return fmt.Errorf("the document has %d bytes; at most %d are stored", len(data), MaxDocument)
+	}
+	return nil
+}
+
+// CheckReadNote is what every store holds a note to that it reads, before it reads its bytes; with how many were read before it.
+func CheckReadNote(replica string, size int64, before int) error {
+	if before >= MaxNotes {
+		return fmt.Errorf("there are more than %d notes", MaxNotes)
+	}
+	if size > MaxNote {
+		return fmt.Errorf("the note of replica %.300q has %d bytes; at most %d are read", replica, size, MaxNote)
+	}
+	return nil
+}
+
 // CheckNote is what every store holds a note to.
 func CheckNote(replica string, data []byte) error {
-	if err := checkName(replica); err != nil {
+	if err := CheckName(replica); err != nil {
 		return fmt.Errorf("name of replica: %w", err)
 	}
 	if len(data) > MaxNote {
@@ -134,7 +178,7 @@ func CheckNote(replica string, data []byte) error {
 
 // CheckLease is what every store holds a lease to.
 func CheckLease(holder string, life time.Duration) error {
-	if err := checkName(holder); err != nil {
+	if err := CheckName(holder); err != nil {
 		return fmt.Errorf("holder of the lease: %w", err)
 	}
 	if life < time.Second || life > time.Minute {
@@ -143,8 +187,8 @@ func CheckLease(holder string, life time.Duration) error {
 	return nil
 }
 
-// checkName: the names are those of objects in Kubernetes too.
-func checkName(s string) error {
+// CheckName checks a name of a replica or of who holds the lease: the names are those of objects in Kubernetes too.
+func CheckName(s string) error {
 	if len(s) == 0 || len(s) > MaxName {
 		return fmt.Errorf("it has %d bytes; 1 to %d are allowed", len(s), MaxName)
 	}

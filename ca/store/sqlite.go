@@ -26,6 +26,9 @@ type SQLite struct {
 
 	mu      sync.Mutex    // guards changed
 	changed chan struct{} // closed at the next change
+
+	closing sync.Once
+	closed  chan struct{} // closed by Close
 }
 
 // OpenSQLite opens an existing database; ErrMissing if there is none, ErrLocked if another process holds it.
@@ -64,7 +67,7 @@ func openSQLite(ctx context.Context, path, mode string) (*SQLite, error) {
 		return nil, fmt.Errorf("opening state %s: %w", path, err)
 	}
 	db.SetMaxOpenConns(1)
-	s := &SQLite{db: db, path: path, lock: lock, changed: make(chan struct{})}
+	s := &SQLite{db: db, path: path, lock: lock, changed: make(chan struct{}), closed: make(chan struct{})}
 	const schema = `CREATE TABLE IF NOT EXISTS document (id INTEGER PRIMARY KEY CHECK (id = 1), version INTEGER NOT NULL, data BLOB NOT NULL);` + sharedSchema
 	if _, err := db.ExecContext(ctx, schema); err != nil {
 		s.Close()
@@ -106,20 +109,34 @@ func (s *SQLite) Load(ctx context.Context) (data []byte, version uint64, err err
 		err = fmt.Errorf("it has %d bytes; at most %d are read", size, MaxDocument)
 	}
 	if err != nil {
-		return nil, 0, fmt.Errorf("loading document from %s: %w", s.path, err)
+		return nil, 0, fmt.Errorf("loading document from %s: %w", s.path, s.why(ctx, err))
 	}
 	return data, version, nil
 }
 
 // Create implements Document.
 func (s *SQLite) Create(ctx context.Context, version uint64, data []byte) error {
-	return s.change(ctx, "creating", `INSERT INTO document (id, version, data) VALUES (1, ?, ?) ON CONFLICT DO NOTHING`, version, data)
+	if err := CheckDocument(0, version, data); err != nil {
+		return fmt.Errorf("creating document in %s: %w", s.path, err)
+	}
+	return s.change(ctx, "creating", `INSERT INTO document (id, version, data) VALUES (1, ?, ?) ON CONFLICT DO NOTHING`, version, blob(data))
 }
 
 // Replace implements Document. When it returns an error other than ErrConflict, the write may or may not have happened:
 // Load tells.
 func (s *SQLite) Replace(ctx context.Context, old, next uint64, data []byte) error {
-	return s.change(ctx, "replacing", `UPDATE document SET version = ?, data = ? WHERE id = 1 AND version = ?`, next, data, old)
+	if err := CheckDocument(old, next, data); err != nil {
+		return fmt.Errorf("replacing document in %s: %w", s.path, err)
+	}
+	return s.change(ctx, "replacing", `UPDATE document SET version = ?, data = ? WHERE id = 1 AND version = ?`, next, blob(data), old)
+}
+
+// blob keeps the driver from storing nothing as NULL.
+func blob(data []byte) []byte {
+	if data == nil {
+		return []byte{}
+	}
+	return data
 }
 
 // change runs a statement that changes one row, or none if another was faster.
@@ -137,11 +154,17 @@ func (s *SQLite) change(ctx context.Context, doing, statement string, args ...an
 		err = ErrConflict
 	}
 	if err != nil {
-		return fmt.Errorf("%s document in %s: %w", doing, s.path, err)
+		return fmt.Errorf("%s document in %s: %w", doing, s.path, s.why(ctx, err))
 	}
 	s.news()
 	return nil
 }
 
 // Close closes the database and lets go of the lock.
-func (s *SQLite) Close() error { return errors.Join(s.db.Close(), s.lock.Close()) }
+func (s *SQLite) Close() (err error) {
+	s.closing.Do(func() {
+		close(s.closed)
+		err = errors.Join(s.db.Close(), s.lock.Close())
+	})
+	return err
+}

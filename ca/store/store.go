@@ -20,34 +20,42 @@ var (
 	ErrMissing  = errors.New("there is no document")
 	ErrConflict = errors.New("the document was changed by somebody else")
 	ErrLocked   = errors.New("the store is in use by another process")
+	ErrClosed   = errors.New("the store was closed")
 )
 
-// Bounds of what a store takes, in bytes and in number.
+// Bounds of what a store takes, in bytes and in number. One whose engine takes less (Kubernetes) says so in its package.
 const (
 	MaxDocument = 16 << 20
+	MaxVersion  = 1 << 62
 	MaxNote     = 1 << 20 // of one replica
 	MaxNotes    = 256
 	MaxName     = 253 // of a replica or of who holds the lease: a DNS name, in lower case
 )
 
 // Store is one place for one document. All methods are safe for concurrent use, by several processes where the store is
-// shared. Errors but for those above say nothing about whether a change happened: Load tells.
+// shared, and end when their context does; those of a shared store also after a time of their own (10 s), so that a store
+// that hangs keeps nobody for ever. Errors name the store. But for those above they say nothing about whether a change
+// happened: Load tells; and where a call was given up, it may happen still, which compare-and-swap takes care of.
+//
+// Close ends all calls, and Watch; what is called after it gives ErrClosed. It may be called twice. The lease is not given up.
 type Store interface {
 	Document
 	Lease
 	Notes
 	// Watch calls changed after each change of document or notes by anybody, this process included, and whenever one may have
-	// been missed, until ctx ends; then it returns nil. Several changes may come as one call. It tries again by itself what
-	// fails, and so returns an error only if it never can work.
+	// been missed, so also once it has begun, until ctx ends; then it returns nil. Several changes may come as one call. Calls
+	// come one after the other. It tries again by itself what fails, and so returns an error only if it never can work: ErrClosed
+	// after Close.
 	Watch(ctx context.Context, changed func()) error
 	io.Closer
 }
 
 // Document is the value.
 type Document interface {
-	// Load returns the document's bytes and version; ErrMissing if none was created.
+	// Load returns the document's bytes and version; ErrMissing if none was created. It is never older than what was confirmed, to
+	// anybody, before the call.
 	Load(ctx context.Context) (data []byte, version uint64, err error)
-	// Create stores the first document; ErrConflict if there is one. The version is above 0 and at most 1<<62.
+	// Create stores the first document; ErrConflict if there is one. The version is above 0 and at most MaxVersion.
 	Create(ctx context.Context, version uint64, data []byte) error
 	// Replace stores data as version next, which is above old, if the stored version is old; else ErrConflict.
 	Replace(ctx context.Context, old, next uint64, data []byte) error
@@ -67,7 +75,7 @@ type Lease interface {
 type Notes interface {
 	// PutNote stores a replica's note, at most MaxNote bytes. An error if there are MaxNotes of others already.
 	PutNote(ctx context.Context, replica string, data []byte) error
-	// Notes returns all notes, by replica.
+	// Notes returns all notes, by replica. Never some of them: an error if there are more, or larger ones, than PutNote lets be.
 	Notes(ctx context.Context) (map[string][]byte, error)
 	// DropNote deletes a note. It does nothing if there is none.
 	DropNote(ctx context.Context, replica string) error

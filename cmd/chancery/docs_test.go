@@ -16,7 +16,7 @@ import (
 )
 
 // configFiles are the files whose structs make up the config files.
-var configFiles = []string{"server/config.go", "server/keystore/keystore.go", "server/lifetimes/lifetimes.go", "server/parents/config.go", "server/admission/admission.go", "agent/config.go", "../../ca/profile.go"}
+var configFiles = []string{"server/config.go", "server/stores/config.go", "../../ca/store/kube/kube.go", "../../ca/store/postgres/config.go", "server/clusters/config.go", "server/keystore/keystore.go", "server/lifetimes/lifetimes.go", "server/parents/config.go", "server/admission/admission.go", "agent/config.go", "../../ca/profile.go"}
 
 // yamlField is one field of a config struct.
 type yamlField struct{ owner, name, doc string }
@@ -132,6 +132,8 @@ func TestUnknownFieldsAreNamed(t *testing.T) {
 	}{
 		{new(server.Config), "%: 1", "%"},
 		{new(server.Config), "state: {%: 1}", "state.%"},
+		{new(server.Config), "state: {postgres: {%: 1}}", "state.postgres.%"},
+		{new(server.Config), "state: {kubernetes: {%: 1}}", "state.kubernetes.%"},
 		{new(server.Config), "issuer: {%: 1}", "issuer.%"},
 		{new(server.Config), "parent: {%: 1}", "parent.%"},
 		{new(server.Config), "parent: {vault: {%: 1}}", "parent.vault.%"},

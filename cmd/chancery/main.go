@@ -26,6 +26,7 @@ import (
 	"github.com/chancery-project/chancery/cmd/chancery/process"
 	"github.com/chancery-project/chancery/cmd/chancery/revoke"
 	"github.com/chancery-project/chancery/cmd/chancery/server"
+	"github.com/chancery-project/chancery/cmd/chancery/state"
 	"github.com/chancery-project/chancery/cmd/chancery/status"
 	"github.com/chancery-project/chancery/cmd/chancery/svid"
 )
@@ -74,7 +75,7 @@ func newRoot() *cobra.Command {
 	authority.AddCommand(ceremony.Command(), ceremony.ImportCommand())
 	root.AddCommand(server.Command(), agent.Command(), dev.Command(), authority,
 		svid.Command(agent.DefaultSocket, dev.DefaultSocket()), inspect.Command(), log.Command(), revoke.Command(), revoke.RestoreCommand(),
-		status.Command(), doctor.Command())
+		status.Command(), doctor.Command(), state.Command())
 	return root
 }
 

@@ -477,7 +477,7 @@ func TestParentOpenBao(t *testing.T) {
 
 	// By a service account of the real cluster, whose token OpenBao has reviewed there; the issuer in the engine is named.
 	k.KubeconfigFor(t, ns, "reviewer", reviewTokens)
-	reviewer, err := k.requestToken(t.Context(), ns, "reviewer", authenticationv1.TokenRequestSpec{})
+	reviewer, err := k.RequestToken(t.Context(), ns, "reviewer", authenticationv1.TokenRequestSpec{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -153,7 +153,7 @@ func (s *Server) Start(t testing.TB) {
 			Name: "server", Path: ChanceryBinary(t), Args: []string{"server", "-c", s.Config}, Dir: s.Dir, Log: filepath.Join(s.Dir, "server.log"),
 		})
 		var addrs map[string]string
-		err := s.waitFor(30*time.Second, "listens", func() (err error) {
+		err := s.Await(30*time.Second, "listens", func() (err error) {
 			addrs, err = readAddrs(addrFile)
 			return err
 		})

@@ -84,12 +84,12 @@ func (k *Kube) NamespaceKubeconfig(t testing.TB, namespace, name string, rules .
 
 func (k *Kube) accountKubeconfig(t testing.TB, namespace, name string) string {
 	t.Helper()
-	token, err := k.requestToken(t.Context(), namespace, name, authenticationv1.TokenRequestSpec{})
+	token, err := k.RequestToken(t.Context(), namespace, name, authenticationv1.TokenRequestSpec{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	path := filepath.Join(t.TempDir(), name+".kubeconfig")
-	if err := k.writeKubeconfig(path, &clientcmdapi.AuthInfo{Token: token}); err != nil {
+	if err := k.WriteKubeconfig(path, &clientcmdapi.AuthInfo{Token: token}); err != nil {
 		t.Fatal(err)
 	}
 	return path

@@ -24,7 +24,7 @@ import (
 func (k *Kube) BoundToken(t testing.TB, p Pod, life time.Duration, audiences ...string) string {
 	t.Helper()
 	seconds := int64(life.Seconds())
-	token, err := k.requestToken(t.Context(), p.Namespace, p.ServiceAccount, authenticationv1.TokenRequestSpec{
+	token, err := k.RequestToken(t.Context(), p.Namespace, p.ServiceAccount, authenticationv1.TokenRequestSpec{
 		Audiences:         audiences,
 		ExpirationSeconds: &seconds,
 		BoundObjectRef:    &authenticationv1.BoundObjectReference{Kind: "Pod", APIVersion: "v1", Name: p.Name, UID: types.UID(p.UID)},
@@ -39,7 +39,7 @@ func (k *Kube) BoundToken(t testing.TB, p Pod, life time.Duration, audiences ...
 func (k *Kube) UnboundToken(t testing.TB, namespace, serviceAccount string, life time.Duration, audiences ...string) string {
 	t.Helper()
 	seconds := int64(life.Seconds())
-	token, err := k.requestToken(t.Context(), namespace, serviceAccount,
+	token, err := k.RequestToken(t.Context(), namespace, serviceAccount,
 		authenticationv1.TokenRequestSpec{Audiences: audiences, ExpirationSeconds: &seconds})
 	if err != nil {
 		t.Fatal(err)
@@ -78,13 +78,13 @@ func (c Claims) Expired(ago time.Duration) Claims {
 // SignToken signs any claims with the API server's own key, under the key id that the API server uses.
 func (k *Kube) SignToken(t testing.TB, claims Claims) string {
 	t.Helper()
-	return signRS256(t, k.tokenKey, k.KeyID(t), claims)
+	return signRS256(t, k.TokenKey, k.KeyID(t), claims)
 }
 
 // KeyID is the "kid" of the API server's token key: the hash of the public key, as Kubernetes derives it.
 func (k *Kube) KeyID(t testing.TB) string {
 	t.Helper()
-	return keyID(t, &k.tokenKey.PublicKey)
+	return keyID(t, &k.TokenKey.PublicKey)
 }
 
 // ForeignToken signs claims with a key that the cluster does not know. With a key id it claims to be signed by that key; with an

@@ -21,6 +21,8 @@ import (
 	"github.com/chancery-project/chancery/cmd/chancery/agent"
 	"github.com/chancery-project/chancery/cmd/chancery/process"
 	"github.com/chancery-project/chancery/cmd/chancery/server"
+	"github.com/chancery-project/chancery/cmd/chancery/server/clusters"
+	"github.com/chancery-project/chancery/cmd/chancery/server/stores"
 	"github.com/chancery-project/chancery/csr/client"
 	"github.com/chancery-project/chancery/sds"
 	"github.com/chancery-project/chancery/trust"
@@ -106,9 +108,9 @@ func (d *dev) open(ctx context.Context) (*server.Server, *server.Settings, error
 func (d *dev) settings() (*server.Settings, error) {
 	data, err := yaml.Marshal(&server.Config{
 		TrustDomain: domainName, Listen: d.pick(d.flags.listen, d.pickListen), Metrics: d.pick(d.flags.metrics, d.pickMetrics),
-		State: server.StateConfig{SQLite: "state.db"}, AuditLog: "audit.jsonl", IssuanceLog: "log",
+		State: stores.Config{SQLite: "state.db"}, AuditLog: "audit.jsonl", IssuanceLog: "log",
 		Profile: ca.ProfileConfig{DefaultTTL: d.flags.ttl.String(), MaxTTL: ca.DefaultMaxTTL.String()},
-		Clusters: []server.ClusterConfig{{
+		Clusters: []clusters.Config{{
 			Name: clusterName, Issuer: tokenIssuer, Audiences: []string{"istio-ca", "chancery"}, JWKSFile: "jwks.json",
 		}},
 	})

@@ -24,7 +24,7 @@ func (e *exam) checkDisks(context.Context) {
 	c := e.settings.Config
 	seen := map[uint64]bool{}
 	for _, p := range []struct{ what, path string }{
-		{"audit log", c.AuditLog}, {"issuance log", c.IssuanceLog}, {"state", c.State.SQLite}, {"key folder", c.Keys.Dir},
+		{"audit log", c.AuditLog}, {"issuance log", c.IssuanceLog}, {"state", c.State.SQLite}, {"folder of the server", c.State.Dir}, {"key folder", c.Keys.Dir},
 	} {
 		if p.path == "" {
 			continue

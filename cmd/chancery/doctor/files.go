@@ -33,14 +33,22 @@ func (e *exam) serverFiles() []file {
 	c := e.settings.Config
 	all := []file{
 		{what: "config", path: e.config, most: 0o644, needed: true},
-		{what: "state", path: c.State.SQLite, most: 0o600, own: true},
-		{what: "state", path: c.State.SQLite + "-wal", most: 0o600, own: true},
-		{what: "state", path: c.State.SQLite + "-shm", most: 0o600, own: true},
-		{what: "state", path: c.State.SQLite + ".lock", most: 0o600, own: true},
+		{what: "mark of the state", path: e.settings.Place().Mark(), most: 0o600, own: true},
 		{what: "sealing key", path: c.State.SealingKey, most: 0o600, secret: true, own: true},
 		{what: "audit log", path: c.AuditLog, most: 0o640, own: true}, // a log shipper may read it, by its group
 		{what: "roots", path: e.settings.RootsFile(), most: 0o644},
 		{what: "admin socket", path: e.settings.AdminSocket(), most: 0o600},
+	}
+	if c.State.SQLite != "" {
+		for _, end := range []string{"", "-wal", "-shm", ".lock"} {
+			all = append(all, file{what: "state", path: c.State.SQLite + end, most: 0o600, own: true})
+		}
+	}
+	if p := c.State.Postgres; p != nil && p.PasswordFile != "" {
+		all = append(all, file{what: "password of the state", path: p.PasswordFile, most: 0o600, secret: true, needed: true, own: true})
+	}
+	if k := c.State.Kubernetes; k != nil && k.Kubeconfig != "" {
+		all = append(all, file{what: "kubeconfig of the state", path: k.Kubeconfig, most: 0o640, needed: true})
 	}
 	if dir := c.IssuanceLog; dir != "" {
 		all = append(all,
@@ -84,7 +92,7 @@ func (e *exam) serverFiles() []file {
 func (e *exam) checkFiles(context.Context) {
 	c := e.settings.Config
 	user := int64(-1)
-	if info, err := os.Stat(c.State.SQLite); err == nil {
+	if info, err := os.Stat(e.ownFile()); err == nil {
 		user = int64(ownerOf(info))
 	}
 	for _, f := range e.serverFiles() {
@@ -97,7 +105,10 @@ func (e *exam) checkFiles(context.Context) {
 			e.checkFolder(dir, user)
 		}
 	}
-	once(filepath.Dir(c.State.SQLite), user)
+	if c.State.SQLite != "" {
+		once(filepath.Dir(c.State.SQLite), user)
+	}
+	once(c.State.Dir, user)
 	once(filepath.Dir(c.State.SealingKey), user)
 	once(filepath.Dir(e.config), -1) // often an admin's, as are issuer files
 	if c.Issuer != nil {
@@ -131,13 +142,21 @@ func (e *exam) checkFile(f file, user int64) {
 	}
 }
 
+// ownFile is a file that the server's user made: the state, or, where that is no file, the audit log.
+func (e *exam) ownFile() string {
+	if e.settings.State.SQLite != "" {
+		return e.settings.State.SQLite
+	}
+	return e.settings.AuditLog
+}
+
 // isStranger reports whether this user is neither root nor the one that the server seems to run as, so that what it may not
 // do says nothing of the server.
 func (e *exam) isStranger() bool {
 	if e.settings == nil { // an agent's
 		return false
 	}
-	info, err := os.Stat(e.settings.State.SQLite)
+	info, err := os.Stat(e.ownFile())
 	return os.Geteuid() != 0 && (err != nil || ownerOf(info) != uint32(os.Geteuid()))
 }
 

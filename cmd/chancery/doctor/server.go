@@ -192,14 +192,14 @@ func (e *exam) running() bool { return e.state != nil && e.state.Running }
 // checkPlaces looks whether what protects keys lies with them (decision D9).
 func (e *exam) checkPlaces(context.Context) {
 	c := e.settings.Config
-	if dir := filepath.Dir(c.State.SQLite); within(c.State.SealingKey, dir) {
+	if dir := filepath.Dir(c.State.SQLite); c.State.SQLite != "" && within(c.State.SealingKey, dir) {
 		e.found("sealing-key.beside-state", checkup.Warning, "sealing key "+c.State.SealingKey, "lies in the folder of the state, %s", dir)
 	}
 	if c.Keys.Dir != "" && within(c.Keys.PassphraseFile, c.Keys.Dir) {
 		e.found("passphrase.beside-keys", checkup.Warning, "passphrase "+c.Keys.PassphraseFile, "lies in the folder of the keys, %s", c.Keys.Dir)
 	}
 	for _, p := range []struct{ what, path string }{
-		{"state", c.State.SQLite}, {"audit log", c.AuditLog}, {"issuance log", c.IssuanceLog}, {"key folder", c.Keys.Dir},
+		{"state", c.State.SQLite}, {"audit log", c.AuditLog}, {"issuance log", c.IssuanceLog}, {"key folder", c.Keys.Dir}, {"mark of the state", e.settings.Place().Mark()},
 	} {
 		if p.path == "" {
 			continue
@@ -234,7 +234,7 @@ const clockSlack = 5 * time.Minute
 // checkClock looks for traces of a clock that was ahead of ours. Certificates that have not begun are judged elsewhere.
 func (e *exam) checkClock(context.Context) {
 	c := e.settings.Config
-	for _, path := range []string{c.State.SQLite, c.State.SQLite + "-wal", c.AuditLog, filepath.Join(c.IssuanceLog, issuelog.CheckpointFile)} {
+	for _, path := range []string{c.State.SQLite, c.State.SQLite + "-wal", e.settings.Place().Mark(), c.AuditLog, filepath.Join(c.IssuanceLog, issuelog.CheckpointFile)} {
 		if t := changed(path); t != nil && t.Sub(e.now) > clockSlack {
 			e.found("clock.behind", checkup.Warning, "clock", "is at %s, and %s was written at %s", stamp(e.now), path, stamp(*t))
 			return

@@ -44,7 +44,7 @@ func (e *exam) readState(ctx context.Context) {
 	chain, roots := e.chain(doc, td)
 	inv, err := checkup.Take(doc, td, chain, roots, c.Issuer != nil, e.now)
 	if err != nil {
-		e.found("state.refused", checkup.Critical, "state "+c.State.SQLite, "cannot be used: %v", err)
+		e.found("state.refused", checkup.Critical, e.stateName(), "cannot be used: %v", err)
 		return
 	}
 	if c.Parent != nil {
@@ -59,19 +59,24 @@ func (e *exam) readState(ctx context.Context) {
 	}
 }
 
+func (e *exam) stateName() string { return "state " + e.settings.Place().String() }
+
 // document reads and authenticates the document; nil if that is not possible, which is a finding then.
 func (e *exam) document(ctx context.Context) (*authority.Document, *keys.Sealer) {
 	c := e.settings.Config.State
-	data, version, err := store.Read(ctx, c.SQLite)
+	data, version, err := e.settings.Place().Read(ctx)
 	switch {
 	case errors.Is(err, store.ErrMissing):
-		e.found("state.missing", checkup.Critical, "state "+c.SQLite, "has no authority document")
+		e.found("state.missing", checkup.Critical, e.stateName(), "has no authority document")
 		return nil, nil
 	case errors.Is(err, fs.ErrPermission) || errors.Is(err, store.ErrChanging) || ctx.Err() != nil:
-		e.unchecked("state "+c.SQLite, err)
+		e.unchecked(e.stateName(), err)
+		return nil, nil
+	case err != nil && e.settings.Place().Shared():
+		e.found("state.unreachable", checkup.Critical, e.stateName(), "cannot be read: %v", err)
 		return nil, nil
 	case err != nil:
-		e.found("state.refused", checkup.Critical, "state "+c.SQLite, "cannot be read: %v", err)
+		e.found("state.refused", checkup.Critical, e.stateName(), "cannot be read: %v", err)
 		return nil, nil
 	}
 	sealer, err := keys.LoadSealer(c.SealingKey)
@@ -85,7 +90,7 @@ func (e *exam) document(ctx context.Context) (*authority.Document, *keys.Sealer)
 	}
 	doc, err := authority.DecodeDocument(data, version, sealer)
 	if err != nil {
-		e.found("state.refused", checkup.Critical, "state "+c.SQLite, "is refused: %v", err)
+		e.found("state.refused", checkup.Critical, e.stateName(), "is refused: %v", err)
 		return nil, nil
 	}
 	return doc, sealer
@@ -95,7 +100,7 @@ func (e *exam) document(ctx context.Context) (*authority.Document, *keys.Sealer)
 func (e *exam) chain(doc *authority.Document, td trust.Domain) (chain, roots []*x509.Certificate) {
 	bundle, err := doc.Bundle(td)
 	if err != nil {
-		e.found("state.refused", checkup.Critical, "state "+e.settings.State.SQLite, "cannot be used: %v", err)
+		e.found("state.refused", checkup.Critical, e.stateName(), "cannot be used: %v", err)
 		return nil, nil
 	}
 	roots = bundle.Roots()
@@ -103,7 +108,7 @@ func (e *exam) chain(doc *authority.Document, td trust.Domain) (chain, roots []*
 		chain = e.plugged(bundle, td)
 	} else if a, err := doc.Active(td, authority.KindIssuer); err == nil {
 		if chain, err = a.Certificates(); err != nil {
-			e.found("state.refused", checkup.Critical, "state "+e.settings.State.SQLite, "cannot be used: %v", err)
+			e.found("state.refused", checkup.Critical, e.stateName(), "cannot be used: %v", err)
 			return nil, roots
 		}
 	}

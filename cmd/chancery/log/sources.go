@@ -12,7 +12,6 @@ import (
 	"github.com/chancery-project/chancery/ca/issuelog/verify"
 	"github.com/chancery-project/chancery/cmd/chancery/process"
 	"github.com/chancery-project/chancery/cmd/chancery/server"
-	"github.com/chancery-project/chancery/cmd/chancery/server/issuance"
 )
 
 // sources are the logs that a command reads.
@@ -72,7 +71,7 @@ func (s *sources) listed(ctx context.Context, keys map[string]string) (dirs []st
 	if settings.IssuanceLog == "" {
 		return nil, nil, fmt.Errorf("config %s: there is no issuanceLog", s.config)
 	}
-	listed, err := issuance.Listed(ctx, settings.State.SQLite, settings.State.SealingKey, settings.IssuanceLog)
+	listed, err := settings.Listed(ctx)
 	if err != nil {
 		return nil, nil, err
 	}

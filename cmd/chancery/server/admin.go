@@ -2,6 +2,8 @@ package server
 
 import (
 	"context"
+	"errors"
+	"log/slog"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -10,6 +12,9 @@ import (
 	"github.com/chancery-project/chancery/api/chanceryv1"
 	"github.com/chancery-project/chancery/ca/audit"
 	"github.com/chancery-project/chancery/ca/authority"
+	"github.com/chancery-project/chancery/ca/backup"
+	"github.com/chancery-project/chancery/ca/keys"
+	"github.com/chancery-project/chancery/ca/store"
 	"github.com/chancery-project/chancery/cmd/chancery/server/adminsocket"
 	"github.com/chancery-project/chancery/cmd/chancery/server/report"
 	"github.com/chancery-project/chancery/cmd/chancery/server/revoking"
@@ -21,6 +26,72 @@ type adminService struct {
 	authority     *authority.Keeper
 	log           *audit.Log
 	report        *report.Reporter
+	export        func(context.Context) ([]byte, error)
+}
+
+// ExportState returns an export of the document. Who asked goes into the audit log first.
+func (s adminService) ExportState(ctx context.Context, _ *chanceryv1.ExportStateRequest) (*chanceryv1.ExportStateResponse, error) {
+	actor, err := adminsocket.ActorOf(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.log.Append(audit.Record{Event: audit.Admin, Actor: actor, Detail: "state export"}); err != nil {
+		return nil, status.Error(codes.Unavailable, err.Error())
+	}
+	data, err := s.export(ctx)
+	if err != nil {
+		return nil, status.Error(codes.Unavailable, err.Error())
+	}
+	return &chanceryv1.ExportStateResponse{Export: data}, nil
+}
+
+// exportPatience is how long an export waits for the store: the server knows the document, too.
+const exportPatience = 5 * time.Second
+
+// exportState makes an export of the document as the store has it; where the store does not answer, as this server has it.
+func (s *Server) exportState(ctx context.Context) ([]byte, error) {
+	waiting, cancel := context.WithTimeout(ctx, exportPatience)
+	defer cancel()
+	source := backup.FromStore
+	data, version, err := s.store.Load(waiting)
+	if err == nil {
+		_, err = authority.DecodeDocument(data, version, s.sealer)
+	}
+	if err != nil {
+		s.logger.Warn("the state is exported from memory: the store does not give it", "reason", err.Error())
+		doc := s.authority.Document()
+		source, version = backup.FromServer, doc.Version
+		if data, err = doc.Encode(s.sealer); err != nil {
+			return nil, err
+		}
+	}
+	out, _, err := backup.Make(data, version, s.sealer, s.settings.place.Replica(), source, time.Now())
+	return out, err
+}
+
+// Export is what a server that runs here says when it is asked for an export, or, while none does, an export made directly.
+func (s *Settings) Export(ctx context.Context, actor string) (out []byte, err error) {
+	err = s.EitherWay(ctx, func() error {
+		data, doc, sealer, err := s.readDocument(ctx)
+		if err != nil {
+			return err
+		}
+		log, err := audit.Open(s.AuditLog)
+		if err != nil {
+			return err
+		}
+		defer log.Close()
+		if err := log.Append(audit.Record{Event: audit.Admin, Actor: actor, Detail: "state export"}); err != nil {
+			return err
+		}
+		out, _, err = backup.Make(data, doc.Version, sealer, s.place.Replica(), backup.FromStore, time.Now())
+		return err
+	}, func(ctx context.Context, c chanceryv1.AdminClient) error {
+		resp, err := c.ExportState(ctx, new(chanceryv1.ExportStateRequest))
+		out = resp.GetExport()
+		return err
+	})
+	return out, err
 }
 
 // GetAuthorities returns the document's authorities without keys. Who asked goes into the audit log first.
@@ -42,11 +113,55 @@ func (s adminService) GetAuthorities(ctx context.Context, _ *chanceryv1.GetAutho
 // adminTimeout bounds a call to a running server: an import may wait 10 s for agents.
 const adminTimeout = 30 * time.Second
 
-// askAdmin gets the authorities from a running server.
-func askAdmin(ctx context.Context, path string) (resp *chanceryv1.GetAuthoritiesResponse, err error) {
-	err = adminsocket.With(ctx, path, adminTimeout, func(ctx context.Context, c chanceryv1.AdminClient) error {
-		resp, err = c.GetAuthorities(ctx, &chanceryv1.GetAuthoritiesRequest{})
+// EitherWay does what changes or shows the state: through the server that runs here, or directly while none does (decision
+// D14). On a shared store the server is asked first: others may run on it, and it takes no lock that would tell.
+func (s *Settings) EitherWay(ctx context.Context, direct func() error, ask func(context.Context, chanceryv1.AdminClient) error) error {
+	if s.place.Shared() {
+		if err := adminsocket.Probe(ctx, s.AdminSocket()); errors.Is(err, adminsocket.ErrDown) {
+			return direct()
+		}
+	} else if err := direct(); !errors.Is(err, store.ErrLocked) {
+		return err
+	}
+	return adminsocket.With(ctx, s.AdminSocket(), adminTimeout, ask)
+}
+
+// Listed returns the public keys of the issuance logs that the authority document lists.
+func (s *Settings) Listed(ctx context.Context) (keys []string, err error) {
+	err = s.EitherWay(ctx, func() error {
+		_, doc, _, err := s.readDocument(ctx)
+		if err != nil {
+			return err
+		}
+		for _, l := range doc.Logs {
+			keys = append(keys, l.Key)
+		}
+		return nil
+	}, func(ctx context.Context, c chanceryv1.AdminClient) error {
+		resp, err := c.GetStatus(ctx, &chanceryv1.GetStatusRequest{})
+		for _, l := range resp.GetDocument().GetLogs() {
+			keys = append(keys, l.GetKey())
+		}
 		return err
 	})
-	return resp, err
+	return keys, err
+}
+
+// readDocument reads and authenticates the document, and returns its stored form too.
+func (s *Settings) readDocument(ctx context.Context) ([]byte, *authority.Document, *keys.Sealer, error) {
+	st, err := s.place.Open(ctx, slog.New(slog.DiscardHandler))
+	if err != nil {
+		return nil, nil, nil, s.explainStore(err)
+	}
+	defer st.Close()
+	data, version, err := st.Load(ctx)
+	if err != nil {
+		return nil, nil, nil, s.explainStore(err)
+	}
+	sealer, err := keys.LoadSealer(s.State.SealingKey)
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	doc, err := authority.DecodeDocument(data, version, sealer)
+	return data, doc, sealer, err
 }

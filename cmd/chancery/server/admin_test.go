@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 
+	"github.com/chancery-project/chancery/api/chanceryv1"
 	"github.com/chancery-project/chancery/ca"
 	"github.com/chancery-project/chancery/ca/audit"
 	"github.com/chancery-project/chancery/ca/authority"
@@ -76,7 +77,11 @@ func TestD14AdminSocket(t *testing.T) {
 	if info, err := os.Stat(s.AdminSocket()); err != nil || info.Mode().Perm() != 0o600 {
 		t.Errorf("the socket has mode %v (%v), want 0600", info.Mode(), err)
 	}
-	resp, err := askAdmin(t.Context(), s.AdminSocket())
+	var resp *chanceryv1.GetAuthoritiesResponse
+	err = s.EitherWay(t.Context(), func() error { return store.ErrLocked }, func(ctx context.Context, c chanceryv1.AdminClient) (err error) {
+		resp, err = c.GetAuthorities(ctx, &chanceryv1.GetAuthoritiesRequest{})
+		return err
+	})
 	if err != nil || len(resp.GetDomains()) != 1 || len(resp.GetDomains()[0].GetAuthorities()) != 2 {
 		t.Errorf("got %v, %v", resp, err)
 	}

@@ -1,14 +1,14 @@
 package server
 
 import (
-	"path/filepath"
-
 	"github.com/chancery-project/chancery/ca"
 	"github.com/chancery-project/chancery/cmd/chancery/process"
 	"github.com/chancery-project/chancery/cmd/chancery/server/admission"
+	"github.com/chancery-project/chancery/cmd/chancery/server/clusters"
 	"github.com/chancery-project/chancery/cmd/chancery/server/keystore"
 	"github.com/chancery-project/chancery/cmd/chancery/server/lifetimes"
 	"github.com/chancery-project/chancery/cmd/chancery/server/parents"
+	"github.com/chancery-project/chancery/cmd/chancery/server/stores"
 )
 
 // Config is the file of `chancery server -c FILE`. Relative paths count from the file's folder.
@@ -25,8 +25,8 @@ type Config struct {
 	Metrics string `json:"metrics,omitempty"`
 	// AddrFile, if set, is written once the server listens: lines listen=HOST:PORT and metrics=HOST:PORT.
 	AddrFile string `json:"addrFile,omitempty"`
-	// State is where the authority document lies. Required. The folder of its file also holds admin.sock and roots.pem.
-	State StateConfig `json:"state"`
+	// State is where the authority document lies. Required.
+	State stores.Config `json:"state"`
 	// AuditLog is the file of the audit log. Required. Who can change it can hide what was issued.
 	AuditLog string `json:"auditLog"`
 	// IssuanceLog is the folder of the issuance log: a Merkle tree over all that is issued, which `chancery log` verifies.
@@ -47,18 +47,9 @@ type Config struct {
 	// Profile sets lifetimes and key types of workload certificates. All fields have defaults.
 	Profile ca.ProfileConfig `json:"profile,omitzero"`
 	// Clusters lists whose tokens are accepted. At least one.
-	Clusters []ClusterConfig `json:"clusters"`
+	Clusters []clusters.Config `json:"clusters"`
 	// Admission bounds the load. All fields have defaults.
 	Admission admission.Config `json:"admission,omitzero"`
-}
-
-// StateConfig says where the state lies.
-type StateConfig struct {
-	// SQLite is the database file. Required. Who can write it can roll it back or delete it, but not forge it.
-	SQLite string `json:"sqlite"`
-	// SealingKey is the file of the key that seals private keys and authenticates the state. Default: state.key in
-	// the folder of SQLite. Who can read it and the state has the CA's keys: keep them apart.
-	SealingKey string `json:"sealingKey,omitempty"`
 }
 
 // IssuerConfig names the folder of a plugged-in issuer; exactly one field is set. Who can write it is the CA.
@@ -69,53 +60,21 @@ type IssuerConfig struct {
 	TLS string `json:"tls,omitempty"`
 }
 
-// ClusterConfig is one cluster whose tokens are accepted.
-type ClusterConfig struct {
-	// Name is what callers send as clusterid. Required. Renaming a cluster makes its workloads come with a token again.
-	Name string `json:"name"`
-	// Issuer is the exact iss of tokens, such as https://kubernetes.default.svc. Required.
-	Issuer string `json:"issuer"`
-	// Audiences are the accepted aud values, one of which a token must have. At least one, and never the issuer, which
-	// is the API server's own audience.
-	Audiences []string `json:"audiences"`
-	// JWKSFile holds the keys that sign tokens. It is read again when it changes. With it alone, pods are not watched: a
-	// token is good until it ends. Who can write it can be anybody in this cluster.
-	JWKSFile string `json:"jwksFile,omitempty"`
-	// Kubeconfig reaches the API server, for keys, pods and TokenReview. Who can write it can be anybody in this cluster.
-	Kubeconfig string `json:"kubeconfig,omitempty"`
-	// InCluster reaches the API server by the service account of the pod that the server runs in, instead of Kubeconfig.
-	// Default false.
-	InCluster bool `json:"inCluster,omitempty"`
-	// TokenReview says when the API server is asked about a token: never (default), fallback (for unknown keys only) or
-	// always. The latter two need Kubeconfig or InCluster.
-	TokenReview string `json:"tokenReview,omitempty"`
-	// NodeAgents lists NAMESPACE/NAME of service accounts that may ask for the pods of their own node, where
-	// pods are watched. Default none.
-	NodeAgents []string `json:"nodeAgents,omitempty"`
-	// AllowUnboundTokens accepts tokens that are bound to no pod though pods are watched. Default false.
-	AllowUnboundTokens bool `json:"allowUnboundTokens,omitempty"`
-	// MaxRenewalAge is how long an SVID may renew itself by certificate after its last token. Default 24h.
-	MaxRenewalAge string `json:"maxRenewalAge,omitempty"`
-}
-
 // setDefaults fills in what the file leaves out and makes paths absolute.
 func (c *Config) setDefaults(file string) error {
 	process.SetDefault(&c.Listen, "127.0.0.1:8443")
 	process.SetDefault(&c.Metrics, "127.0.0.1:9443")
-	paths := []*string{&c.AddrFile, &c.State.SQLite, &c.State.SealingKey, &c.AuditLog, &c.IssuanceLog}
+	paths := append([]*string{&c.AddrFile, &c.AuditLog, &c.IssuanceLog}, c.State.Paths()...)
 	paths = append(paths, c.Keys.Paths()...)
 	if c.Issuer != nil {
 		paths = append(paths, &c.Issuer.CACerts, &c.Issuer.TLS)
 	}
 	paths = append(paths, c.Parent.Paths()...)
 	for i := range c.Clusters {
-		paths = append(paths, &c.Clusters[i].JWKSFile, &c.Clusters[i].Kubeconfig)
+		paths = append(paths, c.Clusters[i].Paths()...)
 	}
 	if err := process.Absolute(file, paths...); err != nil {
 		return err
 	}
-	if c.State.SQLite != "" {
-		process.SetDefault(&c.State.SealingKey, filepath.Join(filepath.Dir(c.State.SQLite), "state.key"))
-	}
-	return nil
+	return c.State.SetDefaults(c.AuditLog)
 }

@@ -12,7 +12,6 @@ import (
 
 	"github.com/chancery-project/chancery/ca"
 	"github.com/chancery-project/chancery/csr"
-	"github.com/chancery-project/chancery/csr/kube"
 )
 
 const minimal = `
@@ -43,6 +42,9 @@ func TestDocumentedDefaults(t *testing.T) {
 		{"addrFile", s.AddrFile, ""},
 		{"state.sqlite", s.State.SQLite, "/etc/chancery/state/state.db"},
 		{"state.sealingKey", s.State.SealingKey, "/etc/chancery/state/state.key"},
+		{"state.replica", s.State.Replica, "server"},
+		{"state.dir", s.State.Dir, "/etc/chancery/state"},
+		{"state.mark", s.place.Mark(), "/etc/chancery/state/state.mark"},
 		{"roots.pem", s.rootsFile(), "/etc/chancery/state/roots.pem"},
 		{"admin.sock", s.AdminSocket(), "/etc/chancery/state/admin.sock"},
 		{"auditLog", s.AuditLog, "/etc/chancery/audit.jsonl"},
@@ -50,10 +52,8 @@ func TestDocumentedDefaults(t *testing.T) {
 		{"jwksFile", s.Clusters[0].JWKSFile, "/etc/chancery/jwks.json"},
 		{"kubeconfig", s.Clusters[0].Kubeconfig, ""},
 		{"inCluster", s.Clusters[0].InCluster, false},
-		{"tokenReview", s.reviews[0], kube.Never},
 		{"nodeAgents", len(s.Clusters[0].NodeAgents), 0},
 		{"allowUnboundTokens", s.Clusters[0].AllowUnboundTokens, false},
-		{"maxRenewalAge", s.renewalAges[0], time.Duration(0)}, // csr takes its default, 24h
 		{"maxRenewalAge of csr", csr.DefaultMaxRenewalAge, 24 * time.Hour},
 		{"lifetimes.root", s.lifetimes.Root, 87600 * time.Hour},
 		{"lifetimes.issuer", s.lifetimes.Issuer, 168 * time.Hour},
@@ -108,9 +108,6 @@ admission: {maxInFlight: 1, maxQueue: 2, maxWait: 3s, perIdentity: {perSecond: 4
 	if s.State.SealingKey != "/c/key" || s.AddrFile != "/c/addr" || s.Clusters[0].Kubeconfig != "/c/kc" {
 		t.Errorf("paths are %+v", s.Config)
 	}
-	if !slices.Equal(s.reviews, []kube.Mode{kube.Fallback, kube.Always}) || s.renewalAges[0] != 2*time.Hour {
-		t.Errorf("got %v %v", s.reviews, s.renewalAges)
-	}
 	want := csr.AdmissionConfig{
 		MaxInFlight: 1, MaxQueue: 2, MaxWait: 3 * time.Second,
 		PerIdentity: csr.Rate{PerSecond: 4}, PerNode: csr.Rate{PerSecond: 5, Burst: 6}, Global: csr.Rate{PerSecond: 0.5},
@@ -135,7 +132,12 @@ func TestConfigErrors(t *testing.T) {
 		{"state:", "serverNames: [a, '*.b']\nstate:", "serverNames[1]", "DNS names"},
 		{"state:", "serverNames: [a..b]\nstate:", "serverNames[0]", "DNS names"},
 		{"state:", "listen: 'bad host:1'\nstate:", "serverNames[1]", "DNS names"},
-		{"sqlite: state/state.db", "", "state.sqlite", "state.db"},
+		{"sqlite: state/state.db", "", "state", "state.db"},
+		{"state/state.db", "state/state.db, replica: Server_1", "state.replica", "server-1"},
+		{"state/state.db", "s.db, postgres: {url: 'postgres://u@h/d'}", "state", "more than one"},
+		{"sqlite: state/state.db", "postgres: {url: 'postgres://u@h/d'}", "state.sealingKey", "all servers on this store"},
+		{"sqlite: state/state.db}", "kubernetes: {namespace: ca, inCluster: true}, sealingKey: k}\nkeys: {dir: d, passphraseFile: p}", "keys.dir and state.kubernetes", "D12"},
+		{"auditLog: audit.jsonl", "auditLog: state/state.mark", "auditLog and the mark of the state", "each needs its own"},
 		{"auditLog: audit.jsonl", "", "auditLog", "audit.jsonl"},
 		{"auditLog: audit.jsonl", "auditLog: state/../state/state.db", "state.sqlite and auditLog", "each needs its own"},
 		{"auditLog: audit.jsonl", "auditLog: state/state.key", "state.sealingKey and auditLog", "each needs its own"},

@@ -16,6 +16,8 @@ func FuzzConfig(f *testing.F) {
 	f.Add(strings.Replace(minimal, "jwksFile: jwks.json", "kubeconfig: k\n  tokenReview: fallback\n  nodeAgents: [a/b]\n  maxRenewalAge: 2h", 1))
 	f.Add(minimal + "keys: {store: files, dir: k, passphraseFile: p, type: p384}\n")
 	f.Add(minimal + "issuer: {cacerts: d}\n")
+	f.Add(strings.Replace(minimal, "sqlite: state/state.db", "postgres: {url: 'postgres://u@h:1/d?sslmode=disable', passwordFile: p, schema: s}, sealingKey: k, replica: a.b, dir: d", 1))
+	f.Add(strings.Replace(minimal, "sqlite: state/state.db", "kubernetes: {namespace: n, name: x, inCluster: true}, sealingKey: k", 1))
 	f.Add("a: &a [*a]\n")
 	f.Fuzz(func(t *testing.T, text string) {
 		s, err := parseConfig([]byte(text), "/etc/server.yaml")
@@ -25,18 +27,21 @@ func FuzzConfig(f *testing.F) {
 			}
 			return
 		}
-		if s.domain.IsZero() || s.profile == nil || s.profile.MaxTTL() > ca.LeafTTLLimit || len(s.Clusters) == 0 ||
-			len(s.reviews) != len(s.Clusters) || len(s.renewalAges) != len(s.Clusters) || len(s.dns)+len(s.ips) == 0 {
+		if s.domain.IsZero() || s.profile == nil || s.profile.MaxTTL() > ca.LeafTTLLimit || len(s.Clusters) == 0 || s.clusters == nil || s.place == nil ||
+			len(s.dns)+len(s.ips) == 0 {
 			t.Errorf("%q was accepted as %+v", text, s)
 		}
-		for _, path := range []string{s.State.SQLite, s.State.SealingKey, s.AuditLog} {
+		if s.place.Shared() == (s.State.SQLite != "") || s.place.Shared() && s.keys.Local() {
+			t.Errorf("%q was accepted as %+v", text, s.State)
+		}
+		for _, path := range []string{s.State.SealingKey, s.State.Dir, s.AuditLog} {
 			if !filepath.IsAbs(path) {
 				t.Errorf("%q: the path %q depends on where the server is started", text, path)
 			}
 		}
 		names := map[string]bool{}
 		for i, c := range s.Clusters {
-			if names[c.Name] || s.renewalAges[i] < 0 || c.Kubeconfig != "" && c.InCluster { // kube.New checks the rest
+			if names[c.Name] || c.Kubeconfig != "" && c.InCluster { // kube.New checks the rest
 				t.Errorf("%q: cluster %d was accepted as %+v", text, i, c)
 			}
 			names[c.Name] = true

@@ -29,7 +29,7 @@ func initialize(ctx context.Context, s *Settings, roots []*x509.Certificate, out
 	if err := s.parent.CheckRoots(roots); err != nil {
 		return s.wrong(err)
 	}
-	st, err := store.CreateSQLite(ctx, s.State.SQLite)
+	st, err := s.place.Create(ctx, slog.New(slog.DiscardHandler))
 	if err != nil {
 		return s.explainStore(err)
 	}
@@ -77,13 +77,13 @@ func initialize(ctx context.Context, s *Settings, roots []*x509.Certificate, out
 	if err != nil {
 		return err
 	}
-	if err := writeRoots(s, doc); err != nil {
+	if err := s.WriteRoots(doc); err != nil {
 		return err
 	}
-	fmt.Fprintf(out, "Made the authorities of trust domain %s in %s.\n", s.domain, s.State.SQLite)
+	fmt.Fprintf(out, "Made the authorities of trust domain %s in %s.\n", s.domain, s.place)
 	fmt.Fprintf(out, "Agents need the roots in %s (serverRoots).\n", s.rootsFile())
 	if s.Issuer == nil {
-		fmt.Fprintln(out, s.keys.Describe(fmt.Sprintf("Private keys lie in %s, sealed with %s.", s.State.SQLite, s.State.SealingKey)))
+		fmt.Fprintln(out, s.keys.Describe(fmt.Sprintf("Private keys lie in %s, sealed with %s.", s.place, s.State.SealingKey)))
 	}
 	fmt.Fprintf(out, "Keep %s apart from backups of the state: both together are the CA.\n", s.State.SealingKey)
 	if s.parent != nil {
@@ -103,9 +103,9 @@ func (e *existsError) Error() string { return e.text }
 func (e *existsError) Is(target error) bool { return target == store.ErrConflict }
 
 // alreadyMade makes up for a crash between document and roots.pem, and for an issuance log that the config names since.
-func alreadyMade(ctx context.Context, s *Settings, st *store.SQLite, data []byte, version uint64) error {
+func alreadyMade(ctx context.Context, s *Settings, st store.Store, data []byte, version uint64) error {
 	have := error(&existsError{fmt.Sprintf("the authorities of this server exist already, in the state %s, and were not changed: `chancery authority show -c %s` prints them, "+
-		"`chancery server -c %[2]s` starts with them; for new ones beside them, name another file in state.sqlite", s.State.SQLite, s.file)})
+		"`chancery server -c %[2]s` starts with them; for new ones beside them, %[3]s", s.place, s.file, s.place.Another())})
 	_, err := os.Lstat(s.rootsFile())
 	rootsMissing := errors.Is(err, fs.ErrNotExist)
 	if !rootsMissing && s.IssuanceLog == "" {
@@ -120,7 +120,7 @@ func alreadyMade(ctx context.Context, s *Settings, st *store.SQLite, data []byte
 		return errors.Join(have, err)
 	}
 	if rootsMissing {
-		if err := writeRoots(s, doc); err != nil {
+		if err := s.WriteRoots(doc); err != nil {
 			return errors.Join(have, err)
 		}
 		have = fmt.Errorf("%w; %s was missing and has been written", have, s.rootsFile())
@@ -135,7 +135,8 @@ func alreadyMade(ctx context.Context, s *Settings, st *store.SQLite, data []byte
 	return have
 }
 
-func writeRoots(s *Settings, doc *authority.Document) error {
+// WriteRoots writes the roots of a document to where agents are given them from.
+func (s *Settings) WriteRoots(doc *authority.Document) error {
 	bundle, err := doc.Bundle(s.domain)
 	if err != nil {
 		return err

@@ -58,7 +58,7 @@ func TestIssuanceLogBeginsWithTheAuthorities(t *testing.T) {
 	if info, err := os.Stat(filepath.Join(s.IssuanceLog, "log.key")); err != nil || info.Mode().Perm() != 0o600 {
 		t.Errorf("log.key: %v, %v", info, err)
 	}
-	listed, err := issuance.Listed(t.Context(), s.State.SQLite, s.State.SealingKey, s.IssuanceLog)
+	listed, err := s.Listed(t.Context())
 	if err != nil || len(listed) != 1 || !strings.HasPrefix(listed[0], "cluster.local/chancery/log/20000000+") {
 		t.Errorf("listed: %v, %v", listed, err)
 	}

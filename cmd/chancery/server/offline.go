@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/x509"
 	"encoding/pem"
-	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -20,7 +19,6 @@ import (
 	"github.com/chancery-project/chancery/ca/audit"
 	"github.com/chancery-project/chancery/ca/authority"
 	"github.com/chancery-project/chancery/ca/keys"
-	"github.com/chancery-project/chancery/ca/store"
 	"github.com/chancery-project/chancery/cmd/chancery/process"
 	"github.com/chancery-project/chancery/cmd/chancery/server/adminsocket"
 	"github.com/chancery-project/chancery/cmd/chancery/server/issuance"
@@ -52,14 +50,12 @@ func csrCommand(file *string) *cobra.Command {
 
 // requestIssuer makes a request in a running server, or in the state if no server holds it (decision D14).
 func requestIssuer(ctx context.Context, s *Settings, fresh bool) (der []byte, err error) {
-	err = s.withAuthority(ctx, func(c authority.Config, actor string) error {
-		der, err = authority.Request(ctx, c, actor, fresh)
-		return err
-	})
-	if !errors.Is(err, store.ErrLocked) {
-		return der, err
-	}
-	err = adminsocket.With(ctx, s.AdminSocket(), adminTimeout, func(ctx context.Context, c chanceryv1.AdminClient) error {
+	err = s.EitherWay(ctx, func() error {
+		return s.withAuthority(ctx, func(c authority.Config, actor string) error {
+			der, err = authority.Request(ctx, c, actor, fresh)
+			return err
+		})
+	}, func(ctx context.Context, c chanceryv1.AdminClient) error {
 		resp, err := c.RequestIssuer(ctx, &chanceryv1.RequestIssuerRequest{Fresh: fresh})
 		der = resp.GetRequest()
 		return err
@@ -100,15 +96,13 @@ func importCommand(file *string) *cobra.Command {
 
 // importIssuer imports into a running server, or into the state if no server holds it (decision D14).
 func importIssuer(ctx context.Context, s *Settings, chain []*x509.Certificate) error {
-	err := s.withAuthority(ctx, func(c authority.Config, actor string) error { return authority.Import(ctx, c, actor, chain) })
-	if !errors.Is(err, store.ErrLocked) {
-		return err
-	}
 	req := new(chanceryv1.ImportIssuerRequest)
 	for _, c := range chain {
 		req.Certificates = append(req.Certificates, c.Raw)
 	}
-	return adminsocket.With(ctx, s.AdminSocket(), adminTimeout, func(ctx context.Context, c chanceryv1.AdminClient) error {
+	return s.EitherWay(ctx, func() error {
+		return s.withAuthority(ctx, func(c authority.Config, actor string) error { return authority.Import(ctx, c, actor, chain) })
+	}, func(ctx context.Context, c chanceryv1.AdminClient) error {
 		_, err := c.ImportIssuer(ctx, req)
 		return err
 	})
@@ -171,7 +165,7 @@ func readCertificates(path string) ([]*x509.Certificate, error) {
 // withAuthority calls f with all that changes the authority document, while no server holds it.
 func (s *Settings) withAuthority(ctx context.Context, f func(c authority.Config, actor string) error) error {
 	logger := slog.New(slog.DiscardHandler)
-	st, err := store.OpenSQLite(ctx, s.State.SQLite)
+	st, err := s.place.Open(ctx, logger)
 	if err != nil {
 		return s.explainStore(err)
 	}

@@ -6,7 +6,9 @@ import (
 
 	"github.com/chancery-project/chancery/api/chanceryv1"
 	"github.com/chancery-project/chancery/cmd/chancery/server/adminsocket"
+	"github.com/chancery-project/chancery/cmd/chancery/server/keystore"
 	"github.com/chancery-project/chancery/cmd/chancery/server/report"
+	"github.com/chancery-project/chancery/trust"
 )
 
 // newReport joins the parts of a server to what it says of its health.
@@ -17,7 +19,7 @@ func (s *Server) newReport() *report.Reporter {
 		Own: s.own, Recent: s.requests.Recent(), Log: s.log, AuditLog: c.AuditLog, Issuance: s.issuance, IssuanceLog: c.IssuanceLog, Crls: s.desk.Status,
 	}
 	for _, k := range s.clusters {
-		r.Clusters = append(r.Clusters, report.Cluster{Name: k.name, Ready: k.ready, WasReady: k.seen.Load})
+		r.Clusters = append(r.Clusters, report.Cluster{Name: k.Name, Ready: k.Ready, WasReady: k.WasReady})
 	}
 	return report.New(r)
 }
@@ -36,3 +38,9 @@ func (s *Settings) RootsFile() string { return s.rootsFile() }
 
 // MaxTTL is the longest lifetime of workload certificates.
 func (s *Settings) MaxTTL() time.Duration { return s.profile.MaxTTL() }
+
+// Domain is the trust domain.
+func (s *Settings) Domain() trust.Domain { return s.domain }
+
+// KeyPlace is where new keys are made and kept.
+func (s *Settings) KeyPlace() *keystore.Place { return s.keys }

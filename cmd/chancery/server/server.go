@@ -27,6 +27,7 @@ import (
 	"github.com/chancery-project/chancery/ca/store"
 	"github.com/chancery-project/chancery/cmd/chancery/process"
 	"github.com/chancery-project/chancery/cmd/chancery/server/adminsocket"
+	"github.com/chancery-project/chancery/cmd/chancery/server/clusters"
 	"github.com/chancery-project/chancery/cmd/chancery/server/issuance"
 	"github.com/chancery-project/chancery/cmd/chancery/server/keystore"
 	"github.com/chancery-project/chancery/cmd/chancery/server/parents"
@@ -43,13 +44,14 @@ type Server struct {
 	logger    *slog.Logger
 	log       *audit.Log
 	issuance  *issuelog.Log // nil without one
-	store     *store.SQLite
+	store     store.Store
+	sealer    *keys.Sealer
 	keys      keystore.Store // nil if keys lie sealed in the state
 	health    *keys.Health
 	authority *authority.Keeper
 	desk      *revoking.Desk
 	parent    *parents.Renewer // nil without one
-	clusters  []*cluster
+	clusters  []*clusters.Cluster
 	sampler   *ca.Sampler
 	requests  *csr.Metrics
 	report    *report.Reporter
@@ -72,8 +74,8 @@ func Open(ctx context.Context, settings *Settings, logger *slog.Logger) (_ *Serv
 		}
 	}()
 	var byName map[string]csr.ClusterConfig
-	if s.clusters, byName, err = openClusters(settings, logger, s.registry); err != nil {
-		return nil, err
+	if s.clusters, byName, err = settings.clusters.Open(logger, s.registry); err != nil {
+		return nil, settings.wrong(err)
 	}
 	if err := s.openState(ctx); err != nil {
 		return nil, err
@@ -111,11 +113,10 @@ func Open(ctx context.Context, settings *Settings, logger *slog.Logger) (_ *Serv
 // openState opens store, sealing key, audit log and authority; the caller closes s on error.
 func (s *Server) openState(ctx context.Context) (err error) {
 	c := s.settings
-	if s.store, err = store.OpenSQLite(ctx, c.State.SQLite); err != nil {
+	if s.store, err = c.place.Open(ctx, s.logger); err != nil {
 		return c.explainStore(err)
 	}
-	sealer, err := keys.LoadSealer(c.State.SealingKey)
-	if err != nil {
+	if s.sealer, err = keys.LoadSealer(c.State.SealingKey); err != nil {
 		return err
 	}
 	if s.log, err = audit.Open(c.AuditLog); err != nil {
@@ -128,11 +129,11 @@ func (s *Server) openState(ctx context.Context) (err error) {
 	if err := s.log.Append(audit.Record{Event: audit.Started, Detail: "server of trust domain " + c.TrustDomain}); err != nil {
 		return err
 	}
-	if s.keys, err = c.keys.Open(ctx, sealer, s.logger); err != nil {
+	if s.keys, err = c.keys.Open(ctx, s.sealer, s.logger); err != nil {
 		return c.wrong(err)
 	}
 	s.authority, err = authority.Open(ctx, authority.Config{
-		Domain: c.domain, Store: s.store, Sealer: sealer, Log: s.log, Logger: s.logger, Plugged: c.Issuer.plugged(), Keys: s.keys, KeyType: c.keys.Type(), RootTTL: c.lifetimes.Root, IssuerTTL: c.lifetimes.Issuer,
+		Domain: c.domain, Store: s.store, Sealer: s.sealer, Log: s.log, Logger: s.logger, Plugged: c.Issuer.plugged(), Keys: s.keys, KeyType: c.keys.Type(), RootTTL: c.lifetimes.Root, IssuerTTL: c.lifetimes.Issuer,
 		IssuanceLog: listed, Profiles: []*ca.Profile{c.profile, ca.ServerProfile()}, Parented: c.parent != nil,
 	})
 	if err != nil {
@@ -225,7 +226,7 @@ func (s *Server) ready() error {
 		return err
 	}
 	for _, c := range s.clusters {
-		if err := c.blocks(); err != nil {
+		if err := c.Blocks(); err != nil {
 			return err
 		}
 	}
@@ -266,11 +267,11 @@ func (s *Server) Run(ctx context.Context, started func()) error {
 		return s.keeper.Run(ctx)
 	})
 	for _, c := range s.clusters {
-		g.Go(func() error { return c.run(ctx) })
+		g.Go(func() error { return c.Run(ctx) })
 	}
 	g.Go(func() error { return process.HTTP{Metrics: s.registry, Ready: s.ready}.Run(ctx, s.metrics) })
 	g.Go(func() error {
-		return adminsocket.Serve(ctx, s.admin, adminService{Desk: *s.desk, authority: s.authority, log: s.log, report: s.report})
+		return adminsocket.Serve(ctx, s.admin, adminService{Desk: *s.desk, authority: s.authority, log: s.log, report: s.report, export: s.exportState})
 	})
 	g.Go(func() error { return s.reopenLog(ctx) })
 	go s.retryLog(ctx) // not waited for: a write to a disk that hangs does not end
@@ -307,7 +308,7 @@ func (s *Server) watchReady(ctx context.Context, started func()) error {
 	why := reasons{next: time.Now().Add(tellAfter)}
 	for {
 		for _, c := range s.clusters {
-			c.note(s.logger)
+			c.Note(s.logger)
 		}
 		err := s.ready()
 		s.grpc.SetReady(err == nil)

@@ -16,41 +16,6 @@ import (
 
 var discard = slog.New(slog.DiscardHandler)
 
-// TestLostClusterDoesNotStopTheServer: only a cluster that has never been ready keeps a server from being ready.
-func TestLostClusterDoesNotStopTheServer(t *testing.T) {
-	var state error
-	var log bytes.Buffer
-	logger := slog.New(slog.NewTextHandler(&log, nil))
-	c := &cluster{name: "east", ready: func() error { return state }}
-
-	state = errors.New("pods: not listed yet")
-	c.note(logger)
-	if c.blocks() == nil || log.Len() > 0 {
-		t.Error("a cluster that was never ready counts as ready, or as lost:", log.String())
-	}
-	state = nil
-	c.note(logger)
-	if err := c.blocks(); err != nil {
-		t.Error(err)
-	}
-	state = errors.New("pods: the watch is broken")
-	for range 3 {
-		c.note(logger)
-	}
-	if err := c.blocks(); err != nil {
-		t.Errorf("a cluster that is lost stops the server: %v", err)
-	}
-	if n := strings.Count(log.String(), "level=WARN"); n != 1 || !strings.Contains(log.String(), "cluster=east") || !strings.Contains(log.String(), "the watch is broken") {
-		t.Errorf("a lost cluster is logged %d times: %s", n, log.String())
-	}
-	state = nil
-	c.note(logger)
-	c.note(logger)
-	if n := strings.Count(log.String(), "cluster is back"); n != 1 {
-		t.Errorf("its return is logged %d times", n)
-	}
-}
-
 // TestInitCompletesAfterCrash: each step of Init may be the last one before a crash; the next call makes up for it.
 func TestInitCompletesAfterCrash(t *testing.T) {
 	dir := t.TempDir()

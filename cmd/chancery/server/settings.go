@@ -5,39 +5,38 @@ import (
 	"fmt"
 	"net/netip"
 	"path/filepath"
-	"time"
 
 	"github.com/chancery-project/chancery/ca"
 	"github.com/chancery-project/chancery/ca/authority"
 	"github.com/chancery-project/chancery/ca/files"
-	"github.com/chancery-project/chancery/ca/store"
 	"github.com/chancery-project/chancery/cmd/chancery/process"
 	"github.com/chancery-project/chancery/cmd/chancery/server/admission"
+	"github.com/chancery-project/chancery/cmd/chancery/server/clusters"
 	"github.com/chancery-project/chancery/cmd/chancery/server/keystore"
 	"github.com/chancery-project/chancery/cmd/chancery/server/lifetimes"
 	"github.com/chancery-project/chancery/cmd/chancery/server/names"
 	"github.com/chancery-project/chancery/cmd/chancery/server/parents"
+	"github.com/chancery-project/chancery/cmd/chancery/server/stores"
 	"github.com/chancery-project/chancery/csr"
 	"github.com/chancery-project/chancery/csr/issuers"
-	"github.com/chancery-project/chancery/csr/kube"
 	"github.com/chancery-project/chancery/trust"
 )
 
 // Settings are a config file that was read and checked: defaults are set, paths absolute, values parsed.
 type Settings struct {
 	Config
-	file        string
-	domain      trust.Domain
-	profile     *ca.Profile
-	keys        *keystore.Place
-	lifetimes   *lifetimes.Lifetimes
-	parent      *parents.Place // nil without one
-	grants      map[trust.ID]issuers.Grant
-	admission   csr.AdmissionConfig
-	dns         []string // with ips, what the server's certificate names
-	ips         []netip.Addr
-	reviews     []kube.Mode     // parallel to Clusters
-	renewalAges []time.Duration // likewise; 0 = the default
+	file      string
+	domain    trust.Domain
+	profile   *ca.Profile
+	keys      *keystore.Place
+	lifetimes *lifetimes.Lifetimes
+	parent    *parents.Place // nil without one
+	grants    map[trust.ID]issuers.Grant
+	admission csr.AdmissionConfig
+	dns       []string // with ips, what the server's certificate names
+	ips       []netip.Addr
+	clusters  *clusters.Clusters
+	place     *stores.Place // where the state lies
 }
 
 // Load reads a config file.
@@ -56,9 +55,9 @@ func parseConfig(data []byte, file string) (*Settings, error) {
 		return nil, s.wrong(err)
 	}
 	if err := s.setDefaults(file); err != nil {
-		return nil, err
+		return nil, s.wrong(err)
 	}
-	for _, check := range []func() error{s.parse, s.checkPresent, s.checkFiles, s.parseClusters, s.parseNames} {
+	for _, check := range []func() error{s.parse, s.parseState, s.checkPresent, s.checkFiles, s.parseNames} {
 		if err := check(); err != nil {
 			return nil, s.wrong(err)
 		}
@@ -70,25 +69,16 @@ func parseConfig(data []byte, file string) (*Settings, error) {
 func (s *Settings) wrong(err error) error { return fmt.Errorf("config %s: %w", s.file, err) }
 
 // explainStore says what to do about a state that cannot be opened.
-func (s *Settings) explainStore(err error) error {
-	switch {
-	case errors.Is(err, store.ErrMissing):
-		return fmt.Errorf("%w: run `chancery authority init -c %s` once", err, s.file)
-	case errors.Is(err, store.ErrLocked):
-		return fmt.Errorf("%w, which is a server or another command; stop it, or name another file in state.sqlite of %s", err, s.file)
-	}
-	return err
-}
+func (s *Settings) explainStore(err error) error { return s.place.Explain(err, s.file) }
 
 // rootsFile is where `authority init` writes the roots, for agents: beside the state.
-func (s *Settings) rootsFile() string { return s.beside("roots.pem") }
+func (s *Settings) rootsFile() string { return s.place.Beside("roots.pem") }
 
 // AdminSocket is where the server answers admins. It lies beside the state (decision D14).
-func (s *Settings) AdminSocket() string { return s.beside("admin.sock") }
+func (s *Settings) AdminSocket() string { return s.place.AdminSocket() }
 
-func (s *Settings) beside(name string) string {
-	return filepath.Join(filepath.Dir(s.State.SQLite), name)
-}
+// Place is where the state lies.
+func (s *Settings) Place() *stores.Place { return s.place }
 
 func (s *Settings) parse() (err error) {
 	if s.domain, err = trust.ParseDomain(s.TrustDomain); err != nil {
@@ -106,6 +96,9 @@ func (s *Settings) parse() (err error) {
 	if s.admission, err = admission.Parse(s.Admission); err != nil {
 		return err
 	}
+	if s.clusters, err = clusters.Parse(s.Clusters); err != nil {
+		return err
+	}
 	if s.parent, err = parents.Parse(s.Parent); err != nil {
 		return err
 	}
@@ -118,10 +111,20 @@ func (s *Settings) parse() (err error) {
 	return process.CheckAddress("metrics", s.Metrics)
 }
 
+// parseState comes after the keys: not all of them go with every store.
+func (s *Settings) parseState() (err error) {
+	if s.place, err = stores.Parse(s.State); err != nil {
+		return err
+	}
+	if s.place.Shared() && s.keys.Local() {
+		return fmt.Errorf("keys.dir and state.%s are both set; the other servers on a shared store could not use keys that lie in a folder of this one (decision D12): "+
+			"leave keys out, which seals them into the state, or name a token, a cloud or Secrets that all servers reach", s.place.Kind())
+	}
+	return nil
+}
+
 func (s *Settings) checkPresent() error {
 	switch {
-	case s.State.SQLite == "":
-		return errors.New("state.sqlite is missing; name a file, such as state.db")
 	case s.AuditLog == "":
 		return errors.New("auditLog is missing; name a file, such as audit.jsonl")
 	case len(s.Clusters) == 0:
@@ -146,6 +149,7 @@ func (s *Settings) checkPresent() error {
 func (s *Settings) checkFiles() error {
 	written := []process.File{
 		{Field: "state.sqlite", Path: s.State.SQLite}, {Field: "state.sealingKey", Path: s.State.SealingKey}, {Field: "auditLog", Path: s.AuditLog},
+		{Field: "the mark of the state", Path: s.place.Mark()},
 		{Field: "issuanceLog", Path: s.IssuanceLog}, {Field: "addrFile", Path: s.AddrFile}, {Field: "keys.dir", Path: s.Keys.Dir},
 		{Field: "the roots for agents", Path: s.rootsFile()}, {Field: "the admin socket", Path: s.AdminSocket()},
 	}
@@ -157,6 +161,12 @@ func (s *Settings) checkFiles() error {
 	if i := s.Issuer; i != nil {
 		read = append(read, process.File{Field: "issuer.cacerts", Path: i.CACerts}, process.File{Field: "issuer.tls", Path: i.TLS})
 	}
+	if p := s.State.Postgres; p != nil {
+		read = append(read, process.File{Field: "state.postgres.passwordFile", Path: p.PasswordFile})
+	}
+	if k := s.State.Kubernetes; k != nil {
+		read = append(read, process.File{Field: "state.kubernetes.kubeconfig", Path: k.Kubeconfig})
+	}
 	for i, c := range s.Clusters {
 		read = append(read, process.File{Field: fmt.Sprintf("clusters[%d].jwksFile", i), Path: c.JWKSFile},
 			process.File{Field: fmt.Sprintf("clusters[%d].kubeconfig", i), Path: c.Kubeconfig})
@@ -165,31 +175,6 @@ func (s *Settings) checkFiles() error {
 		read = append(read, process.File{Field: "a file of parent", Path: *path})
 	}
 	return process.CheckDistinct(written, read)
-}
-
-// parseClusters checks what concerns this file alone; kube.New checks each cluster as a whole.
-func (s *Settings) parseClusters() error {
-	seen := map[string]int{}
-	for i, c := range s.Clusters {
-		field := fmt.Sprintf("clusters[%d]", i)
-		if first, twice := seen[c.Name]; twice {
-			return fmt.Errorf("%s.name: %q is the name of clusters[%d] already; each needs its own", field, c.Name, first)
-		}
-		seen[c.Name] = i
-		if c.Kubeconfig != "" && c.InCluster {
-			return fmt.Errorf("%s: kubeconfig and inCluster are both set; set one", field)
-		}
-		mode, err := kube.ParseMode(c.TokenReview)
-		if err != nil {
-			return fmt.Errorf("%s: %w", field, err)
-		}
-		age, err := process.Duration(field+".maxRenewalAge", c.MaxRenewalAge)
-		if err != nil {
-			return err
-		}
-		s.reviews, s.renewalAges = append(s.reviews, mode), append(s.renewalAges, age)
-	}
-	return nil
 }
 
 // parseNames splits the server's names into DNS names and IPs.

@@ -2,49 +2,32 @@ package server
 
 import (
 	"context"
-	"errors"
 	"io"
 	"maps"
 	"slices"
 
 	"github.com/chancery-project/chancery/api/chanceryv1"
 	"github.com/chancery-project/chancery/ca/authority"
-	"github.com/chancery-project/chancery/ca/keys"
-	"github.com/chancery-project/chancery/ca/store"
 	printed "github.com/chancery-project/chancery/cmd/chancery/server/show"
 )
 
-// show prints the authorities: as a running server says, or from the store if no server holds it (decision D14).
+// show prints the authorities: as a running server says, or from the store if none runs here (decision D14).
 func show(ctx context.Context, s *Settings, format string, out io.Writer) error {
-	resp, err := readAuthorities(ctx, s)
-	if errors.Is(err, store.ErrLocked) {
-		resp, err = askAdmin(ctx, s.AdminSocket())
-	}
+	var resp *chanceryv1.GetAuthoritiesResponse
+	err := s.EitherWay(ctx, func() error {
+		_, doc, _, err := s.readDocument(ctx)
+		if err == nil {
+			resp, err = describe(doc)
+		}
+		return err
+	}, func(ctx context.Context, c chanceryv1.AdminClient) (err error) {
+		resp, err = c.GetAuthorities(ctx, &chanceryv1.GetAuthoritiesRequest{})
+		return err
+	})
 	if err != nil {
-		return s.explainStore(err)
+		return err
 	}
 	return printed.Print(out, format, resp)
-}
-
-func readAuthorities(ctx context.Context, s *Settings) (*chanceryv1.GetAuthoritiesResponse, error) {
-	st, err := store.OpenSQLite(ctx, s.State.SQLite)
-	if err != nil {
-		return nil, err
-	}
-	defer st.Close()
-	data, version, err := st.Load(ctx)
-	if err != nil {
-		return nil, err
-	}
-	sealer, err := keys.LoadSealer(s.State.SealingKey)
-	if err != nil {
-		return nil, err
-	}
-	doc, err := authority.DecodeDocument(data, version, sealer)
-	if err != nil {
-		return nil, err
-	}
-	return describe(doc)
 }
 
 // describe turns a document into its public form, domains by name.

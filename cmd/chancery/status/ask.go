@@ -5,9 +5,6 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
-	"io/fs"
-	"net"
-	"syscall"
 	"time"
 
 	"google.golang.org/grpc"
@@ -18,6 +15,7 @@ import (
 
 	"github.com/chancery-project/chancery/api/chanceryv1"
 	"github.com/chancery-project/chancery/ca/checkup"
+	"github.com/chancery-project/chancery/cmd/chancery/server/adminsocket"
 )
 
 // askTimeout bounds a call to a server.
@@ -26,7 +24,7 @@ const askTimeout = 10 * time.Second
 // Errors that callers tell apart.
 var (
 	// ErrDown: nobody listens on the socket.
-	ErrDown = errors.New("no server answers")
+	ErrDown = adminsocket.ErrDown
 	// ErrSilent: somebody listens, and does not answer.
 	ErrSilent = errors.New("the server does not answer")
 )
@@ -35,7 +33,7 @@ var (
 func Ask(ctx context.Context, socket string) (*checkup.State, error) {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
-	if err := probe(ctx, socket); err != nil {
+	if err := adminsocket.Probe(ctx, socket); err != nil {
 		return nil, fmt.Errorf("asking the server on admin socket %s: %w", socket, err)
 	}
 	conn, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
@@ -56,18 +54,6 @@ func Ask(ctx context.Context, socket string) (*checkup.State, error) {
 	return stateOf(resp)
 }
 
-// probe tells a server that is down from one that must not be asked, which gRPC does not.
-func probe(ctx context.Context, socket string) error {
-	conn, err := new(net.Dialer).DialContext(ctx, "unix", socket)
-	switch {
-	case err == nil:
-		return conn.Close()
-	case errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED):
-		return fmt.Errorf("%w: %w", ErrDown, err)
-	}
-	return err
-}
-
 // stateOf reads an answer.
 func stateOf(r *chanceryv1.GetStatusResponse) (*checkup.State, error) {
 	s := &checkup.State{
@@ -81,6 +67,7 @@ func stateOf(r *chanceryv1.GetStatusResponse) (*checkup.State, error) {
 			s.Document.Logs = append(s.Document.Logs, checkup.Log{ID: l.GetId(), Key: l.GetKey()})
 		}
 	}
+	s.Store = storeOf(r.GetStore())
 	for _, c := range r.GetCertificates() {
 		cert, err := x509.ParseCertificate(c.GetCertificate())
 		if err != nil {
@@ -116,6 +103,32 @@ func stateOf(r *chanceryv1.GetStatusResponse) (*checkup.State, error) {
 		s.Clusters = append(s.Clusters, checkup.Cluster{Name: c.GetName(), NotReady: c.GetNotReady(), WasReady: c.GetWasReady()})
 	}
 	return s, nil
+}
+
+func storeOf(r *chanceryv1.GetStatusResponse_Store) *checkup.Store {
+	if r == nil {
+		return nil
+	}
+	s := &checkup.Store{
+		Kind: r.GetKind(), Place: r.GetPlace(), Replica: r.GetReplica(), Confirmed: timeOf(r.GetConfirmed()), Error: r.GetError(), Changed: timeOf(r.GetChanged()),
+		Driver: r.GetDriver(), Imported: timeOf(r.GetImported()), By: r.GetImportedBy(), Replicas: []checkup.Replica{},
+	}
+	for _, one := range r.GetReplicas() {
+		s.Replicas = append(s.Replicas, ReplicaOf(one))
+	}
+	return s
+}
+
+// ReplicaOf reads what a server says of a replica.
+func ReplicaOf(r *chanceryv1.Replica) checkup.Replica {
+	one := checkup.Replica{
+		Name: r.GetName(), LogID: r.GetLogId(), LogKey: r.GetLogKey(), Own: r.GetOwn(), Drives: r.GetDrives(), Seen: timeOf(r.GetSeen()),
+		Acknowledged: r.GetAcknowledged(), DeclaredDead: timeOf(r.GetDeclaredDead()), Format: r.GetFormat(), Trouble: r.GetTrouble(),
+	}
+	if n := r.GetLogSize(); n >= 0 {
+		one.LogSize = &n
+	}
+	return one
 }
 
 func timeOf(t *timestamppb.Timestamp) *time.Time {

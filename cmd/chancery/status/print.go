@@ -5,6 +5,7 @@ import (
 	"io"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/chancery-project/chancery/ca/checkup"
@@ -78,6 +79,9 @@ func printAuthorities(say func(string, ...any), s *checkup.State) {
 			say("  an issuer was requested %s; %s", ago(s.Time, d.Requested), takes)
 		}
 	}
+	if s.Store != nil {
+		printStore(say, s)
+	}
 	say("certificates (issuer renewed by: %s)", s.RenewedBy)
 	for i := range s.Certs {
 		c := &s.Certs[i]
@@ -105,6 +109,54 @@ func printAuthorities(say func(string, ...any), s *checkup.State) {
 				time.Duration(k.SignSeconds*float64(time.Second)).Round(time.Microsecond), ago(s.Time, k.Checked))
 		}
 	}
+}
+
+// printStore prints the store, and the other servers on it.
+func printStore(say func(string, ...any), s *checkup.State) {
+	st := s.Store
+	fresh := "confirmed " + ago(s.Time, st.Confirmed)
+	if st.Confirmed == nil {
+		fresh = "not confirmed yet"
+	}
+	say("store %s, %s, %s%s", st.Kind, st.Place, fresh, orError(st.Error))
+	if st.Imported != nil {
+		say("  restored from an export %s, by %s", ago(s.Time, st.Imported), st.By)
+	}
+	if st.Kind == checkup.StoreSQLite && len(st.Replicas) < 2 {
+		return
+	}
+	for i := range st.Replicas {
+		say("  %s", ReplicaLine(s.Time, &st.Replicas[i]))
+	}
+}
+
+// ReplicaLine says how a replica is.
+func ReplicaLine(now time.Time, r *checkup.Replica) string {
+	words := []string{"replica " + r.Name, fmt.Sprintf("log %d", r.LogID)}
+	if r.LogSize != nil {
+		words[1] += fmt.Sprintf(" of %d entries", *r.LogSize)
+	}
+	switch {
+	case r.Own:
+		words = append(words, "this server")
+	case r.Seen == nil:
+		words = append(words, "never seen")
+	default:
+		words = append(words, "seen "+ago(now, r.Seen))
+	}
+	if r.Acknowledged > 0 {
+		words = append(words, fmt.Sprintf("works by version %d", r.Acknowledged))
+	}
+	if r.Drives {
+		words = append(words, "renews issuers")
+	}
+	if r.DeclaredDead != nil {
+		words = append(words, "declared dead "+ago(now, r.DeclaredDead))
+	}
+	if r.Trouble != "" {
+		words = append(words, "CANNOT BE USED: "+r.Trouble)
+	}
+	return strings.Join(words, ", ")
 }
 
 func countOf(c checkup.Count) string {

@@ -6,9 +6,12 @@ package adminsocket
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"os"
+	"syscall"
 	"time"
 
 	"google.golang.org/grpc"
@@ -54,6 +57,21 @@ func ActorOf(ctx context.Context) (string, error) {
 		return "", status.Error(codes.PermissionDenied, "only root and the server's own user may use the admin socket")
 	}
 	return process.UserName(p.UID), nil
+}
+
+// ErrDown: nobody listens on the socket.
+var ErrDown = errors.New("no server answers")
+
+// Probe looks whether a server listens: it tells one that is down (ErrDown) from one that must not be asked, which gRPC does not.
+func Probe(ctx context.Context, path string) error {
+	conn, err := new(net.Dialer).DialContext(ctx, "unix", path)
+	switch {
+	case err == nil:
+		return conn.Close()
+	case errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED):
+		return fmt.Errorf("%w: %w", ErrDown, err)
+	}
+	return err
 }
 
 // With calls f with a connection to a running server.

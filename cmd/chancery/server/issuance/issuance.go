@@ -16,8 +16,6 @@ import (
 	"github.com/chancery-project/chancery/ca/audit"
 	"github.com/chancery-project/chancery/ca/authority"
 	"github.com/chancery-project/chancery/ca/issuelog"
-	"github.com/chancery-project/chancery/ca/keys"
-	"github.com/chancery-project/chancery/ca/store"
 	"github.com/chancery-project/chancery/trust"
 )
 
@@ -71,36 +69,6 @@ func Attach(ctx context.Context, dir string, c authority.Config, doc *authority.
 		return false, fmt.Errorf("making the issuance log of an authority that exists: %w", err)
 	}
 	return true, nil
-}
-
-// Listed returns the public keys of the logs that the authority document in a state lists. While a server holds the state
-// only its own log, in dir, is known: the server has compared the two when it started.
-func Listed(ctx context.Context, sqlite, sealingKey, dir string) ([]string, error) {
-	st, err := store.OpenSQLite(ctx, sqlite)
-	if errors.Is(err, store.ErrLocked) {
-		key, err := issuelog.PublicKey(dir)
-		return []string{key}, err
-	} else if err != nil {
-		return nil, err
-	}
-	defer st.Close()
-	data, version, err := st.Load(ctx)
-	if err != nil {
-		return nil, err
-	}
-	sealer, err := keys.LoadSealer(sealingKey)
-	if err != nil {
-		return nil, err
-	}
-	doc, err := authority.DecodeDocument(data, version, sealer)
-	if err != nil {
-		return nil, err
-	}
-	var listed []string
-	for _, l := range doc.Logs {
-		listed = append(listed, l.Key)
-	}
-	return listed, nil
 }
 
 // Entries is the metric of a log's size.

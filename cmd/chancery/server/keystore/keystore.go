@@ -126,6 +126,9 @@ func (c *SecretsConfig) check() error {
 // Type returns the type of new keys; empty means the default.
 func (p *Place) Type() ca.KeyType { return p.kind }
 
+// Local reports whether new keys would lie where other servers do not reach them.
+func (p *Place) Local() bool { return p.config.Dir != "" }
+
 // Open opens the store; nil if keys lie sealed in the state, which sealer is of.
 func (p *Place) Open(ctx context.Context, sealer *keys.Sealer, logger *slog.Logger) (store Store, err error) {
 	switch {

@@ -1,0 +1,110 @@
+// Package stores owns where a server's config says that the state lies: its `state` group, and opening what it names.
+//
+// It refuses a group that could not be followed before anything is opened, to make a store where one is expected (invariant
+// 11), and to let a server that has others beside it keep keys that those could not use (decision D12).
+package stores
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"path/filepath"
+
+	"github.com/chancery-project/chancery/ca/store"
+)
+
+// Place is a Config that was checked.
+type Place struct{ config Config }
+
+// Parse checks a config without opening anything. Its defaults should be set, its paths absolute.
+func Parse(c Config) (*Place, error) {
+	if err := c.check(); err != nil {
+		return nil, err
+	}
+	return &Place{c}, nil
+}
+
+// Shared reports whether several servers may work on the store.
+func (p *Place) Shared() bool { return p.config.shared() }
+
+// Replica is this server's name among them.
+func (p *Place) Replica() string { return p.config.Replica }
+
+// Kind says which kind of store it is: sqlite, postgres or kubernetes, as in the config.
+func (p *Place) Kind() string {
+	switch {
+	case p.config.Postgres != nil:
+		return "postgres"
+	case p.config.Kubernetes != nil:
+		return "kubernetes"
+	}
+	return "sqlite"
+}
+
+// String says where the state lies, for messages.
+func (p *Place) String() string {
+	switch c := p.config; {
+	case c.Postgres != nil:
+		return fmt.Sprintf("schema %s of %s", c.Postgres.Schema, withoutPassword(c.Postgres.URL))
+	case c.Kubernetes != nil:
+		return fmt.Sprintf("Secret %s/%s", c.Kubernetes.Namespace, c.Kubernetes.Name)
+	}
+	return p.config.SQLite
+}
+
+// Another says how to name another store in the config.
+func (p *Place) Another() string {
+	return map[string]string{
+		"sqlite": "name another file in state.sqlite", "postgres": "name another schema in state.postgres", "kubernetes": "set another state.kubernetes.name",
+	}[p.Kind()]
+}
+
+// Beside is a file in the folder that belongs to this server alone.
+func (p *Place) Beside(name string) string { return filepath.Join(p.config.Dir, name) }
+
+// Mark is the file with the highest version of the document that this server has seen (decision D9).
+func (p *Place) Mark() string { return p.Beside("state.mark") }
+
+// AdminSocket is where the server answers admins (decision D14).
+func (p *Place) AdminSocket() string { return p.Beside("admin.sock") }
+
+// Open opens the store; store.ErrMissing if there is none, store.ErrLocked if another process holds it alone.
+func (p *Place) Open(ctx context.Context, logger *slog.Logger) (store.Store, error) {
+	if !p.Shared() {
+		return store.OpenSQLite(ctx, p.config.SQLite)
+	}
+	return p.openShared(ctx, logger, false)
+}
+
+// Create opens the store, and makes it if it does not exist. A document it does not make.
+func (p *Place) Create(ctx context.Context, logger *slog.Logger) (store.Store, error) {
+	if !p.Shared() {
+		return store.CreateSQLite(ctx, p.config.SQLite)
+	}
+	return p.openShared(ctx, logger, true)
+}
+
+// Read returns the document for who only looks: without its lock or a right to write, where the store is a file.
+func (p *Place) Read(ctx context.Context) (data []byte, version uint64, err error) {
+	if !p.Shared() {
+		return store.Read(ctx, p.config.SQLite)
+	}
+	st, err := p.Open(ctx, slog.New(slog.DiscardHandler))
+	if err != nil {
+		return nil, 0, err
+	}
+	defer st.Close()
+	return st.Load(ctx)
+}
+
+// Explain says what to do about a state that cannot be opened; file is the config.
+func (p *Place) Explain(err error, file string) error {
+	switch {
+	case errors.Is(err, store.ErrMissing):
+		return fmt.Errorf("%w: run `chancery authority init -c %s` once", err, file)
+	case errors.Is(err, store.ErrLocked):
+		return fmt.Errorf("%w, which is a server or another command; stop it, or name another file in state.sqlite of %s", err, file)
+	}
+	return err
+}

@@ -25,6 +25,8 @@ import (
 // sharedStore is the engine that holds the document of three servers.
 type sharedStore struct {
 	state   map[string]any // of a server's config: the engine's part
+	init    map[string]any // the same for who makes it, with more rights
+	record  func()         // begins to keep each document
 	history func() []kept  // every document that the engine ever had, in the order in which it got them
 	holder  func() string  // replica that has the lease
 	crash   func()         // kill -9 of the engine,
@@ -84,16 +86,22 @@ func newServerFleet(t *testing.T, k *Kube, store *sharedStore) *serverFleet {
 	dir := t.TempDir()
 	root, cluster := filepath.Join(dir, "root.pem"), k.StaticCluster(t)
 	writeFile(t, root, certsPEM(f.root), 0o600)
+	sealing := SocketDir(t)
 	for i := range 3 {
-		state := maps.Clone(store.state)
-		state["sealingKey"], state["replica"] = filepath.Join(dir, "sealing", "key"), fmt.Sprintf("chancery-%d", i)
-		cfg := serverYAML{State: state, IssuanceLog: "log", Clusters: []clusterYAML{cluster}}
+		config := func(state map[string]any) serverYAML {
+			state = maps.Clone(state)
+			state["sealingKey"], state["replica"] = filepath.Join(sealing, "key"), fmt.Sprintf("chancery-%d", i)
+			return serverYAML{State: state, IssuanceLog: "log", Clusters: []clusterYAML{cluster}}
+		}
 		if i == 0 {
-			writeFile(t, filepath.Join(dir, "sealing", "here"), "", 0o600)
-			f.servers = append(f.servers, NewServer(t, cfg, "--root", root))
+			s := NewServer(t, config(store.init), "--root", root)
+			f.servers = append(f.servers, s)
+			s.yaml.State = config(store.state).State
+			s.writeConfig(t)
+			store.record()
 			f.importIssuer(0, "first")
 		} else {
-			f.servers = append(f.servers, writeServer(t, cfg))
+			f.servers = append(f.servers, writeServer(t, config(store.state)))
 			f.servers[i].Roots = f.servers[0].Roots
 		}
 		f.servers[i].Start(t)
@@ -529,6 +537,3 @@ func (l *fleetLoad) until(end time.Time) {
 		return nil
 	})
 }
-
-func postgresStore(t *testing.T) *sharedStore   { t.Skip("todo"); return nil }
-func kubernetesStore(t *testing.T) *sharedStore { t.Skip("todo"); return nil }

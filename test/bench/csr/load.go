@@ -44,7 +44,7 @@ func (l *load) alternate(ctx context.Context, duration time.Duration, a, b *targ
 		if b != nil && (i%4 == 1 || i%4 == 2) {
 			t = b
 		}
-		before, err := cpuTime(t.process.pid())
+		before, err := t.cpuTime()
 		if err != nil {
 			return err
 		}
@@ -52,7 +52,7 @@ func (l *load) alternate(ctx context.Context, duration time.Duration, a, b *targ
 		if err != nil {
 			return err
 		}
-		after, err := cpuTime(t.process.pid())
+		after, err := t.cpuTime()
 		if err != nil {
 			return err
 		}
@@ -101,8 +101,10 @@ func (l *load) slice(ctx context.Context, duration time.Duration, t *target) (sl
 		result.latencies = append(result.latencies, part...)
 	}
 	t.succeeded += len(result.latencies)
-	if err := t.process.ended(); err != nil {
-		return sliceResult{}, fmt.Errorf("measuring %s: %w", t.name, err)
+	for _, p := range t.processes() {
+		if err := p.ended(); err != nil {
+			return sliceResult{}, fmt.Errorf("measuring %s: %w", t.name, err)
+		}
 	}
 	if len(result.latencies) == 0 {
 		return sliceResult{}, fmt.Errorf("measuring %s: no call succeeded", t.name)

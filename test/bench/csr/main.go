@@ -22,6 +22,7 @@
 //
 //	go run ./test/bench/csr                 # builds cmd/chancery, or takes CHANCERY_BIN
 //	go run ./test/bench/csr -floor-only     # the floor alone
+//	go run ./test/bench/csr -two-servers    # two servers on one PostgreSQL against one of them
 package main
 
 import (
@@ -55,6 +56,7 @@ type config struct {
 	dir       string        // parent of the temporary directory: the audit log's fsync costs what this disk costs
 	floorOnly bool
 	logged    bool // the issuance log is on
+	two       bool // two servers against one
 }
 
 func main() {
@@ -82,6 +84,7 @@ func parseFlags(args []string) (config, error) {
 	flags.StringVar(&c.dir, "dir", "", "where to make the temporary directory (default: the system's place)")
 	flags.BoolVar(&c.floorOnly, "floor-only", false, "measure the bare server alone")
 	flags.BoolVar(&c.logged, "issuance-log", false, "keep an issuance log beside the audit log; result lines then begin with csr+log")
+	flags.BoolVar(&c.two, "two-servers", false, "measure two servers on one store against one; result lines then begin with servers")
 	if err := flags.Parse(args); err != nil {
 		return config{}, err
 	}
@@ -105,6 +108,9 @@ func run(ctx context.Context, args []string, stdout io.Writer) error {
 	requests, err := prepare(dir, c.tokens, c.csrs)
 	if err != nil {
 		return err
+	}
+	if c.two {
+		return runTwo(ctx, stdout, c, dir, requests)
 	}
 	floor, err := startFloor(ctx, dir, c.conns)
 	if err != nil {
@@ -178,17 +184,22 @@ func report(w io.Writer, name string, l *load, floor, server *target) error {
 	if server == nil {
 		fmt.Fprintf(w, "%s failed=%d\n", name, failed)
 	} else {
-		pairs := make([]float64, 0, turns/2)
-		for i := range min(len(server.rates), len(floor.rates)) {
-			pairs = append(pairs, server.rates[i]/floor.rates[i])
-		}
-		slices.Sort(pairs)
-		median := (pairs[(len(pairs)-1)/2] + pairs[len(pairs)/2]) / 2
-		// Cut, not rounded: 0.996 must not read as 1.00.
-		fmt.Fprintf(w, "%s ratio=%.2f failed=%d\n", name, float64(int(median*100))/100, failed)
-		fmt.Fprintf(w, "%s pairs min=%.3f median=%.3f max=%.3f\n", name, pairs[0], median, pairs[len(pairs)-1])
+		reportRatio(w, name, server, floor, failed)
 	}
 	return l.err()
+}
+
+// reportRatio prints how much faster a is than b, as the median over neighbouring slices.
+func reportRatio(w io.Writer, name string, a, b *target, failed uint64) {
+	pairs := make([]float64, 0, turns/2)
+	for i := range min(len(a.rates), len(b.rates)) {
+		pairs = append(pairs, a.rates[i]/b.rates[i])
+	}
+	slices.Sort(pairs)
+	median := (pairs[(len(pairs)-1)/2] + pairs[len(pairs)/2]) / 2
+	// Cut, not rounded: 0.996 must not read as 1.00.
+	fmt.Fprintf(w, "%s ratio=%.2f failed=%d\n", name, float64(int(median*100))/100, failed)
+	fmt.Fprintf(w, "%s pairs min=%.3f median=%.3f max=%.3f\n", name, pairs[0], median, pairs[len(pairs)-1])
 }
 
 // reportAudit holds the server to its audit log: each certificate has a line at least, written before it was signed.

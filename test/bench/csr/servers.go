@@ -25,13 +25,13 @@ listen: 127.0.0.1:0
 metrics: 127.0.0.1:0
 addrFile: server.addr
 serverNames: [localhost, 127.0.0.1]
-state: {sqlite: state.db}
+state: {%s}
 auditLog: audit.jsonl
 clusters:
 - name: Kubernetes
   issuer: https://kubernetes.default.svc
   audiences: [istio-ca]
-  jwksFile: jwks.json
+  jwksFile: %s
   tokenReview: never
 `
 
@@ -50,6 +50,7 @@ addrFile: agent.addr
 type target struct {
 	name    string
 	process *process
+	second  *process // where two servers share the load; else nil
 	addr    string
 	metrics string // base URL; empty for the floor
 	roots   *x509.CertPool
@@ -70,6 +71,25 @@ func (t *target) stop() {
 	t.process.stop()
 }
 
+func (t *target) processes() []*process {
+	if t.second == nil {
+		return []*process{t.process}
+	}
+	return []*process{t.process, t.second}
+}
+
+// cpuTime is what all its processes have used so far.
+func (t *target) cpuTime() (sum time.Duration, err error) {
+	for _, p := range t.processes() {
+		used, err := cpuTime(p.pid())
+		if err != nil {
+			return 0, err
+		}
+		sum += used
+	}
+	return sum, nil
+}
+
 // startFloor runs this very program again, as the bare server.
 func startFloor(ctx context.Context, dir string, conns int) (*target, error) {
 	self, err := os.Executable()
@@ -87,16 +107,28 @@ func startFloor(ctx context.Context, dir string, conns int) (*target, error) {
 // startServer makes an authority in dir and runs the server under test on it until it says ready.
 func startServer(ctx context.Context, binary, dir string, conns int, logged bool) (*target, error) {
 	path := filepath.Join(dir, "server.yaml")
-	text := serverConfig
+	text := fmt.Sprintf(serverConfig, "sqlite: state.db", filepath.Join(dir, "jwks.json"))
 	if logged {
 		text += "issuanceLog: log\n"
 	}
 	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 		return nil, fmt.Errorf("writing server config: %w", err)
 	}
-	if out, err := exec.CommandContext(ctx, binary, "authority", "init", "-c", path).CombinedOutput(); err != nil {
-		return nil, fmt.Errorf("making authority: %w: %s", err, out)
+	if err := makeAuthority(ctx, binary, path); err != nil {
+		return nil, err
 	}
+	return runServer(ctx, binary, dir, path, conns)
+}
+
+func makeAuthority(ctx context.Context, binary, config string) error {
+	if out, err := exec.CommandContext(ctx, binary, "authority", "init", "-c", config).CombinedOutput(); err != nil {
+		return fmt.Errorf("making authority: %w: %s", err, out)
+	}
+	return nil
+}
+
+// runServer starts a server whose authority is made, and connects to it.
+func runServer(ctx context.Context, binary, dir, path string, conns int) (*target, error) {
 	p, err := startProcess(ctx, dir, binary, "server", "-c", path)
 	if err != nil {
 		return nil, err

@@ -68,7 +68,7 @@ func Stop() {
 	shared.Lock()
 	defer shared.Unlock()
 	if shared.cluster != nil {
-		shared.cluster.remove()
+		shared.cluster.Remove()
 		shared.cluster = nil
 	}
 }
@@ -80,23 +80,43 @@ func New(t testing.TB) *Cluster {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(c.remove)
+	t.Cleanup(c.Remove)
 	return c
 }
 
-// find returns how PostgreSQL's programs are run: those of the pinned tool, or what the system has.
+// Launch is New for a program that is no test. Who calls it calls Remove.
+func Launch() (*Cluster, error) {
+	program, err := locate()
+	if err != nil {
+		return nil, err
+	}
+	return newCluster(program)
+}
+
+// find is locate for a test.
 func find(t testing.TB) func(string) []string {
 	t.Helper()
 	if testing.Short() {
 		t.Skip("starts PostgreSQL: not under -short")
 	}
+	program, err := locate()
+	if err != nil && os.Getenv("CI") == "true" {
+		t.Fatal(err)
+	} else if err != nil {
+		t.Skip(err)
+	}
+	return program
+}
+
+// locate returns how PostgreSQL's programs are run: those of the pinned tool, or what the system has.
+func locate() (func(string) []string, error) {
 	tools := os.Getenv("CHANCERY_TOOLS")
 	if _, file, _, ok := runtime.Caller(0); ok && tools == "" {
 		tools = filepath.Join(filepath.Dir(file), "..", "..", "..", "..", ".tools")
 	}
 	wrapper := filepath.Join(tools, "postgresql")
 	if _, err := os.Stat(wrapper); err == nil {
-		return func(name string) []string { return []string{wrapper, name} }
+		return func(name string) []string { return []string{wrapper, name} }, nil
 	}
 	dirs, _ := filepath.Glob("/usr/lib/postgresql/*/bin/initdb")
 	slices.SortFunc(dirs, func(a, b string) int { return version(a) - version(b) })
@@ -105,14 +125,9 @@ func find(t testing.TB) func(string) []string {
 	}
 	if len(dirs) > 0 {
 		dir := filepath.Dir(dirs[len(dirs)-1])
-		return func(name string) []string { return []string{filepath.Join(dir, name)} }
+		return func(name string) []string { return []string{filepath.Join(dir, name)} }, nil
 	}
-	why := fmt.Sprintf("there is no PostgreSQL in %s or /usr/lib/postgresql; install it with test/tools/install.sh postgresql", tools)
-	if os.Getenv("CI") == "true" {
-		t.Fatal(why)
-	}
-	t.Skip(why)
-	return nil
+	return nil, fmt.Errorf("there is no PostgreSQL in %s or /usr/lib/postgresql; install it with test/tools/install.sh postgresql", tools)
 }
 
 // version is that in /usr/lib/postgresql/VERSION/bin/initdb.
@@ -129,7 +144,7 @@ func newCluster(program func(string) []string) (c *Cluster, err error) {
 	}
 	defer func() {
 		if err != nil {
-			c.remove()
+			c.Remove()
 		}
 	}()
 	c.Socket = c.dir
@@ -374,8 +389,8 @@ func (c *Cluster) Log(t testing.TB) string {
 	return string(data)
 }
 
-// remove ends it and removes its folder.
-func (c *Cluster) remove() {
+// Remove ends it and removes its folder.
+func (c *Cluster) Remove() {
 	c.kill()
 	os.RemoveAll(c.dir)
 }

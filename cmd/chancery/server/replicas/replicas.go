@@ -142,7 +142,9 @@ func List(doc *authority.Document, own string, notes []board.Note, trouble map[s
 		}
 		all = append(all, r)
 	}
-	slices.SortStableFunc(all, func(a, b *chanceryv1.Replica) int { return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.LogId, b.LogId)) })
+	slices.SortStableFunc(all, func(a, b *chanceryv1.Replica) int {
+		return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.LogId, b.LogId))
+	})
 	return all
 }
 

@@ -331,8 +331,7 @@ func (a *Keeper) Run(ctx context.Context) error {
 	return a.Hold.Run(ctx)
 }
 
-// mindEvery is how often the driver looks whether there is something to do. Plugged-in files wait for replicas that may get them
-// within seconds.
+// mindEvery is how often the driver looks whether there is something to do.
 const mindEvery = time.Minute
 
 func (a *Keeper) mindAll(ctx context.Context) {
@@ -340,10 +339,7 @@ func (a *Keeper) mindAll(ctx context.Context) {
 	defer ticker.Stop()
 	a.running = time.Now()
 	for {
-		if a.Drives() {
-			a.mindReplicas(ctx, time.Now())
-			a.mindIssuer(ctx, time.Now())
-		}
+		a.Mind(ctx)
 		select {
 		case <-ctx.Done():
 			return
@@ -351,6 +347,14 @@ func (a *Keeper) mindAll(ctx context.Context) {
 		case <-a.mind:
 		case <-ticker.C:
 		}
+	}
+}
+
+// Mind does once what is the driver's to do; nothing, if another one drives. Run calls it again and again.
+func (a *Keeper) Mind(ctx context.Context) {
+	if a.Drives() {
+		a.mindReplicas(ctx, time.Now())
+		a.mindIssuer(ctx, time.Now())
 	}
 }
 

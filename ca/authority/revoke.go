@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/x509"
+	"errors"
 	"fmt"
 	"time"
 
@@ -59,21 +60,26 @@ func (a *Keeper) Restore(ctx context.Context, actor string, id trust.ID, now tim
 	return a.store(ctx, next)
 }
 
-// NextCRLNumber takes a number for CRLs that is above all before, also those of before a crash: the document has it before
-// anything is signed with it.
-func (a *Keeper) NextCRLNumber(ctx context.Context) (uint64, error) {
+// ErrMoved: the document is another than the one that a change was worked out for.
+var ErrMoved = errors.New("the document has changed meanwhile")
+
+// TakeCRL takes the next number for CRLs that are otherwise as c says, if seen is the newest document there is; else ErrMoved, and
+// Document returns a newer one. The document has the number before anything is signed with it.
+func (a *Keeper) TakeCRL(ctx context.Context, seen *Document, c document.CRL) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	if a.doc.Version != seen.Version {
+		return ErrMoved
+	}
 	next, err := a.doc.Next(a.data)
 	if err != nil {
-		return 0, err
+		return err
 	}
-	state := next.State(a.config.Domain)
-	state.CRLNumber++
-	return state.CRLNumber, a.storeQuietly(ctx, next)
+	next.State(a.config.Domain).NextCRL(c)
+	return a.storeQuietly(ctx, next)
 }
 
-// KeepCRLs stores the last CRL of issuers whose key may not be at hand later, by ID.
+// KeepCRLs stores the last CRL of issuers whose key may not be at hand later, by ID, unless another replica stored it already.
 func (a *Keeper) KeepCRLs(ctx context.Context, crls map[string][]byte) error {
 	if len(crls) == 0 {
 		return nil
@@ -84,14 +90,43 @@ func (a *Keeper) KeepCRLs(ctx context.Context, crls map[string][]byte) error {
 	if err != nil {
 		return err
 	}
-	state := next.State(a.config.Domain)
-	for i := range state.Authorities {
-		x := &state.Authorities[i]
-		if crl := crls[x.ID]; crl != nil && x.Kind == document.KindIssuer && isOf(crl, x) {
-			x.CRL = crl
-		}
+	if !keepCRLs(next.State(a.config.Domain), crls) {
+		return nil
 	}
 	return a.storeQuietly(ctx, next)
+}
+
+// keepCRLs puts CRLs into a document, and reports whether it had not as good ones.
+func keepCRLs(state *document.DomainState, crls map[string][]byte) (changed bool) {
+	for i := range state.Authorities {
+		x := &state.Authorities[i]
+		if crl := crls[x.ID]; crl != nil && x.Kind == document.KindIssuer && isOf(crl, x) && !laterThan(x.CRL, crl) {
+			x.CRL, changed = crl, true
+		}
+	}
+	return changed
+}
+
+// laterThan reports whether a stored CRL has the number of another, or a higher one.
+func laterThan(stored, crl []byte) bool {
+	have, err := x509.ParseRevocationList(stored)
+	if err != nil {
+		return false
+	}
+	list, err := x509.ParseRevocationList(crl)
+	return err == nil && bytes.Equal(have.RawIssuer, list.RawIssuer) && have.Number != nil && have.Number.Cmp(list.Number) >= 0
+}
+
+// HoldsKey returns why the key of an issuer in the document, whatever its state, cannot be used here; nil if it can.
+func (a *Keeper) HoldsKey(ctx context.Context, x *Authority) error {
+	if _, ok := a.held.Load(x.ID); ok {
+		return nil
+	}
+	if !x.HasKey() {
+		return fmt.Errorf("the key of issuer %s lies in files, and not in those of this replica", x.ID)
+	}
+	_, err := x.OpenKey(ctx, a.config.Domain, a.config.Sealer, a.config.Keys)
+	return err
 }
 
 // isOf reports whether a CRL is of an issuer by this name; one key may have been certified under several.

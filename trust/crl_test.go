@@ -290,7 +290,9 @@ func TestCRLNumbersDoNotGoBack(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	signedAgain := ca.crls(t, ca.issuer.crl(t, func(l *x509.RevocationList) { l.Number, l.ThisUpdate, l.NextUpdate = parsed.Number, parsed.ThisUpdate, parsed.NextUpdate }))
+	signedAgain := ca.crls(t, ca.issuer.crl(t, func(l *x509.RevocationList) {
+		l.Number, l.ThisUpdate, l.NextUpdate = parsed.Number, parsed.ThisUpdate, parsed.NextUpdate
+	}))
 	if !signedAgain.Says(five) || signedAgain.Equal(five) {
 		t.Error("what differs in its signatures only should say the same")
 	}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/chancery-project/chancery/ca/audit"
 	"github.com/chancery-project/chancery/ca/document"
+	"github.com/chancery-project/chancery/ca/replica"
 	"github.com/chancery-project/chancery/trust"
 )
 
@@ -19,8 +20,6 @@ import (
 // Revoke stores a revocation, and returns it. One that stands already is returned as it is. The actor goes into the audit
 // log first.
 func (a *Keeper) Revoke(ctx context.Context, r Revocation) (Revocation, error) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
 	c := a.config
 	r.Time = r.Time.UTC()
 	if err := r.Check(c.Domain, r.Time); err != nil {
@@ -30,34 +29,24 @@ func (a *Keeper) Revoke(ctx context.Context, r Revocation) (Revocation, error) {
 	if err := c.Log.Append(audit.Record{Event: audit.Admin, Actor: r.Actor, Detail: detail}); err != nil {
 		return r, err
 	}
-	next, err := a.doc.Next(a.data)
-	if err != nil {
-		return r, err
-	}
-	have, err := next.Revoke(c.Domain, r)
-	if err != nil || have.Time != r.Time {
-		return have, err
-	}
-	return have, a.store(ctx, next)
+	have := r
+	err := a.Change(ctx, func(next *Document) (err error) {
+		if have, err = next.Revoke(c.Domain, r); err == nil && have.Time != r.Time {
+			err = replica.ErrUnchanged
+		}
+		return err
+	})
+	return have, err
 }
 
 // Restore lets an identity have certificates again. What was revoked stays revoked.
 func (a *Keeper) Restore(ctx context.Context, actor string, id trust.ID, now time.Time) error {
-	a.mu.Lock()
-	defer a.mu.Unlock()
 	c := a.config
 	now = now.UTC()
 	if err := c.Log.Append(audit.Record{Event: audit.Admin, Actor: actor, SPIFFEID: id.String(), Detail: "restore " + id.String()}); err != nil {
 		return err
 	}
-	next, err := a.doc.Next(a.data)
-	if err != nil {
-		return err
-	}
-	if err := next.Restore(c.Domain, id, now); err != nil {
-		return err
-	}
-	return a.store(ctx, next)
+	return a.Change(ctx, func(next *Document) error { return next.Restore(c.Domain, id, now) })
 }
 
 // ErrMoved: the document is another than the one that a change was worked out for.
@@ -66,17 +55,13 @@ var ErrMoved = errors.New("the document has changed meanwhile")
 // TakeCRL takes the next number for CRLs that are otherwise as c says, if seen is the newest document there is; else ErrMoved, and
 // Document returns a newer one. The document has the number before anything is signed with it.
 func (a *Keeper) TakeCRL(ctx context.Context, seen *Document, c document.CRL) error {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.doc.Version != seen.Version {
-		return ErrMoved
-	}
-	next, err := a.doc.Next(a.data)
-	if err != nil {
-		return err
-	}
-	next.State(a.config.Domain).NextCRL(c)
-	return a.storeQuietly(ctx, next)
+	return a.ChangeQuietly(ctx, func(next *Document) error {
+		if next.Version != seen.Version+1 {
+			return ErrMoved
+		}
+		next.State(a.config.Domain).NextCRL(c)
+		return nil
+	})
 }
 
 // KeepCRLs stores the last CRL of issuers whose key may not be at hand later, by ID, unless another replica stored it already.
@@ -84,16 +69,12 @@ func (a *Keeper) KeepCRLs(ctx context.Context, crls map[string][]byte) error {
 	if len(crls) == 0 {
 		return nil
 	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	next, err := a.doc.Next(a.data)
-	if err != nil {
-		return err
-	}
-	if !keepCRLs(next.State(a.config.Domain), crls) {
+	return a.ChangeQuietly(ctx, func(next *Document) error {
+		if !keepCRLs(next.State(a.config.Domain), crls) {
+			return replica.ErrUnchanged
+		}
 		return nil
-	}
-	return a.storeQuietly(ctx, next)
+	})
 }
 
 // keepCRLs puts CRLs into a document, and reports whether it had not as good ones.
@@ -119,13 +100,7 @@ func laterThan(stored, crl []byte) bool {
 
 // HoldsKey returns why the key of an issuer in the document, whatever its state, cannot be used here; nil if it can.
 func (a *Keeper) HoldsKey(ctx context.Context, x *Authority) error {
-	if _, ok := a.held.Load(x.ID); ok {
-		return nil
-	}
-	if !x.HasKey() {
-		return fmt.Errorf("the key of issuer %s lies in files, and not in those of this replica", x.ID)
-	}
-	_, err := x.OpenKey(ctx, a.config.Domain, a.config.Sealer, a.config.Keys)
+	_, err := a.openHeld(ctx, a.Document(), x)
 	return err
 }
 

@@ -118,18 +118,23 @@ func (m *Manager) one(ctx context.Context, r *round, s *authority.CRLSigner) err
 		use(have)
 		return nil
 	}
-	if s.Issuer == nil && !s.Retry {
-		x, lacks, ok := stored(s, m.at.of(s.ID), r.now)
-		if !ok {
+	if s.Issuer == nil {
+		x, lacks, found := stored(s, m.at.of(s.ID), r.now)
+		if found && (!ok || have.number <= x.number) { // another replica may have signed it
+			have, ok = x, true
+		}
+		switch {
+		case found && lacks > 0 && !s.Retry:
+			r.stale = append(r.stale, fmt.Sprintf("issuer %s: %v. Its last CRL stands, which lacks %d revoked certificates; these are refused renewal", s.ID, s.Why, lacks))
+			fallthrough
+		case found && lacks == 0:
+			use(have)
+			return nil
+		case !s.Retry:
 			r.off = append(r.off, fmt.Sprintf("issuer %s cannot sign CRLs: %v. Until its certificates have ended, by %s at the latest, no CRL is published, since "+
 				"verifiers would refuse all of them; what is revoked is refused renewal", s.ID, s.Why, s.NotAfter.UTC().Format(time.RFC3339)))
 			return nil
 		}
-		if lacks > 0 {
-			r.stale = append(r.stale, fmt.Sprintf("issuer %s: %v. Its last CRL stands, which lacks %d revoked certificates; these are refused renewal", s.ID, s.Why, lacks))
-		}
-		use(x)
-		return nil
 	}
 	err := s.Why
 	if s.Issuer != nil {
@@ -158,7 +163,8 @@ func stored(s *authority.CRLSigner, entries []entry, now time.Time) (_ signed, l
 		return signed{}, 0, false
 	}
 	crl, err := x509.ParseRevocationList(s.CRL)
-	if err != nil || !bytes.Equal(crl.RawIssuer, s.Chain[0].RawSubject) || !bytes.Equal(crl.AuthorityKeyId, s.Chain[0].SubjectKeyId) || crl.CheckSignatureFrom(s.Chain[0]) != nil || now.After(crl.NextUpdate) {
+	if err != nil || !bytes.Equal(crl.RawIssuer, s.Chain[0].RawSubject) || !bytes.Equal(crl.AuthorityKeyId, s.Chain[0].SubjectKeyId) || crl.CheckSignatureFrom(s.Chain[0]) != nil ||
+		now.After(crl.NextUpdate) || crl.Number == nil || !crl.Number.IsUint64() {
 		return signed{}, 0, false
 	}
 	has := map[string]bool{}
@@ -170,7 +176,7 @@ func stored(s *authority.CRLSigner, entries []entry, now time.Time) (_ signed, l
 			lacks++
 		}
 	}
-	return signed{der: s.CRL, ends: crl.NextUpdate}, lacks, true
+	return signed{der: s.CRL, number: crl.Number.Uint64(), ends: crl.NextUpdate}, lacks, true
 }
 
 // sign makes the CRL of an issuer that lists what was reached, by the same steps that a certificate takes. All that goes into it comes from

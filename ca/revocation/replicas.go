@@ -50,7 +50,7 @@ type entry struct {
 	time           time.Time
 }
 
-// notes takes over what other replicas say. Caller holds mu.
+// takeNotes takes over what other replicas say. Caller holds mu.
 func (m *Manager) takeNotes() {
 	b := m.config.Board
 	if b == nil {
@@ -68,6 +68,7 @@ func (m *Manager) takeNotes() {
 	})
 	if !same {
 		m.all, m.dirty = nil, true
+		m.storeSet(m.resolved)
 	}
 }
 

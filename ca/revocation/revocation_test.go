@@ -388,7 +388,7 @@ func (w *world) nextIssuer() (*x509.Certificate, crypto.Signer) {
 	root := must(doc.Active(td, authority.KindRoot))
 	key := must(root.OpenKey(w.t.Context(), td, w.config.Sealer, nil))
 	signer := must(ca.NewIssuer(ca.IssuerConfig{
-		Domain: td, Key: key, Chain: []*x509.Certificate{must(root.X509())}, Bundle: must(doc.Bundle(td)), LogID: doc.LogID(), Log: w.log,
+		Domain: td, Key: key, Chain: []*x509.Certificate{must(root.X509())}, Bundle: must(doc.Bundle(td)), LogID: w.keeper.LogID(), Log: w.log,
 	}))
 	cert, k, err := signer.NewIssuer(w.t.Context(), ca.DefaultIssuerTTL, audit.Requester{})
 	if err != nil {
@@ -555,6 +555,9 @@ func TestD22PluggedInIssuerIsChanged(t *testing.T) {
 	w.revoke(authority.Predicate{Serial: serial(gone)})
 	replug(t, dir, x509.KeyUsageCertSign|x509.KeyUsageCRLSign)
 	w = w.restart(with)
+	if w.keeper.TakeLease(t.Context()) {
+		w.keeper.Mind(t.Context())
+	}
 	if must(w.keeper.Issuer()).SKI() == first.SKI() {
 		t.Fatal("the issuer was not changed")
 	}

@@ -61,10 +61,11 @@ func Open(dir string, log *audit.Log, logger *slog.Logger) (*issuelog.Log, autho
 
 // Attach makes the log of an authority that was made before its config named one, and lists it in the document.
 func Attach(ctx context.Context, dir string, c authority.Config, doc *authority.Document) (made bool, err error) {
-	if dir == "" || doc.Logs[0].Key != "" {
+	own := c.Own(doc)
+	if dir == "" || own == nil || own.Key != "" {
 		return false, nil
 	}
-	if c.IssuanceLog, err = Create(dir, c.Domain, doc.LogID()); err != nil {
+	if c.IssuanceLog, err = Create(dir, c.Domain, own.ID); err != nil {
 		return false, err
 	}
 	if err := authority.AttachLog(ctx, c); err != nil {

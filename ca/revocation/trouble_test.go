@@ -225,6 +225,9 @@ func TestD22OneKeyUnderTwoNames(t *testing.T) {
 		writePEM(t, filepath.Join(dir, "cacerts", name), trust.EncodeCertificates(must(x509.ParseCertificate(der))))
 	}
 	w = w.restart(with)
+	if w.keeper.TakeLease(t.Context()) {
+		w.keeper.Mind(t.Context())
+	}
 	for range 3 {
 		w.manager.due = time.Time{}
 		l := w.refresh()

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/x509"
+	"errors"
 	"fmt"
 	"time"
 
@@ -48,33 +49,59 @@ func (a *Keeper) Restore(ctx context.Context, actor string, id trust.ID, now tim
 	return a.Change(ctx, func(next *Document) error { return next.Restore(c.Domain, id, now) })
 }
 
-// NextCRLNumber takes a number for CRLs that is above all before, also those of before a crash: the document has it before
-// anything is signed with it.
-func (a *Keeper) NextCRLNumber(ctx context.Context) (n uint64, err error) {
-	err = a.ChangeQuietly(ctx, func(next *Document) error {
-		state := next.State(a.config.Domain)
-		state.CRLNumber++
-		n = state.CRLNumber
+// ErrMoved: the document is another than the one that a change was worked out for.
+var ErrMoved = errors.New("the document has changed meanwhile")
+
+// TakeCRL takes the next number for CRLs that are otherwise as c says, if seen is the newest document there is; else ErrMoved, and
+// Document returns a newer one. The document has the number before anything is signed with it.
+func (a *Keeper) TakeCRL(ctx context.Context, seen *Document, c document.CRL) error {
+	return a.ChangeQuietly(ctx, func(next *Document) error {
+		if next.Version != seen.Version+1 {
+			return ErrMoved
+		}
+		next.State(a.config.Domain).NextCRL(c)
 		return nil
 	})
-	return n, err
 }
 
-// KeepCRLs stores the last CRL of issuers whose key may not be at hand later, by ID.
+// KeepCRLs stores the last CRL of issuers whose key may not be at hand later, by ID, unless another replica stored it already.
 func (a *Keeper) KeepCRLs(ctx context.Context, crls map[string][]byte) error {
 	if len(crls) == 0 {
 		return nil
 	}
 	return a.ChangeQuietly(ctx, func(next *Document) error {
-		state := next.State(a.config.Domain)
-		for i := range state.Authorities {
-			x := &state.Authorities[i]
-			if crl := crls[x.ID]; crl != nil && x.Kind == document.KindIssuer && isOf(crl, x) {
-				x.CRL = crl
-			}
+		if !keepCRLs(next.State(a.config.Domain), crls) {
+			return replica.ErrUnchanged
 		}
 		return nil
 	})
+}
+
+// keepCRLs puts CRLs into a document, and reports whether it had not as good ones.
+func keepCRLs(state *document.DomainState, crls map[string][]byte) (changed bool) {
+	for i := range state.Authorities {
+		x := &state.Authorities[i]
+		if crl := crls[x.ID]; crl != nil && x.Kind == document.KindIssuer && isOf(crl, x) && !laterThan(x.CRL, crl) {
+			x.CRL, changed = crl, true
+		}
+	}
+	return changed
+}
+
+// laterThan reports whether a stored CRL has the number of another, or a higher one.
+func laterThan(stored, crl []byte) bool {
+	have, err := x509.ParseRevocationList(stored)
+	if err != nil {
+		return false
+	}
+	list, err := x509.ParseRevocationList(crl)
+	return err == nil && bytes.Equal(have.RawIssuer, list.RawIssuer) && have.Number != nil && have.Number.Cmp(list.Number) >= 0
+}
+
+// HoldsKey returns why the key of an issuer in the document, whatever its state, cannot be used here; nil if it can.
+func (a *Keeper) HoldsKey(ctx context.Context, x *Authority) error {
+	_, err := a.openHeld(ctx, a.Document(), x)
+	return err
 }
 
 // isOf reports whether a CRL is of an issuer by this name; one key may have been certified under several.

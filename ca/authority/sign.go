@@ -11,6 +11,7 @@ import (
 	"github.com/chancery-project/chancery/ca"
 	"github.com/chancery-project/chancery/ca/audit"
 	"github.com/chancery-project/chancery/ca/keys"
+	"github.com/chancery-project/chancery/trust"
 )
 
 // This file makes keys, and issuers with them.
@@ -54,7 +55,7 @@ func (a *Keeper) openHeld(ctx context.Context, d *Document, x *Authority) (activ
 		if a.is(have.issuer, d, x) {
 			return have, nil
 		}
-		if cert := certOf(have.issuer); cert != nil && cert.Equal(chain[0]) { // the roots have changed
+		if !x.HasKey() && trust.SameKey(chain[0].PublicKey, have.key.Public()) { // the roots have changed, or the certificate of the key
 			key, chain = have.key, append(chain[:1:1], have.issuer.Chain()[min(1, len(have.issuer.Chain())):]...)
 		}
 	}

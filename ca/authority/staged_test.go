@@ -77,8 +77,8 @@ func TestD22IssuerIsPreparedBeforeItSigns(t *testing.T) {
 	}
 }
 
-// TestNextCRLNumberNeverGoesBack, whoever asks.
-func TestNextCRLNumberNeverGoesBack(t *testing.T) {
+// TestCRLNumbersNeverGoBack, whoever asks; who has not seen the last document gets none.
+func TestCRLNumbersNeverGoBack(t *testing.T) {
 	c := setup(t, t.TempDir())
 	if _, err := Init(t.Context(), c, "test"); err != nil {
 		t.Fatal(err)
@@ -87,11 +87,19 @@ func TestNextCRLNumberNeverGoesBack(t *testing.T) {
 	for range 3 {
 		k := open(t, c)
 		for range 2 {
-			n, err := k.NextCRLNumber(t.Context())
-			if err != nil || n <= last {
-				t.Fatalf("%d follows %d (%v)", n, last, err)
+			seen := k.Document()
+			at := time.Now().UTC().Truncate(time.Second)
+			if err := k.TakeCRL(t.Context(), seen, document.CRL{Number: 1, Time: at, Until: at.Add(time.Hour), Content: "x"}); err != nil {
+				t.Fatal(err)
 			}
-			last = n
+			crl := k.Document().State(c.Domain).LastCRL()
+			if crl.Number <= last || !crl.Time.Equal(at) || crl.Content != "x" {
+				t.Fatalf("%+v follows %d", crl, last)
+			}
+			last = crl.Number
+			if err := k.TakeCRL(t.Context(), seen, document.CRL{}); !errors.Is(err, ErrMoved) {
+				t.Errorf("by a document that is over: %v", err)
+			}
 		}
 	}
 }

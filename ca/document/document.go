@@ -47,7 +47,8 @@ type DomainState struct {
 	Authorities []Authority      `json:"authorities"`
 	Requested   *RequestedIssuer `json:"requested,omitempty"` // whose certificate a parent elsewhere is to sign
 	Revocations []Revocation     `json:"revocations,omitempty"`
-	CRLNumber   uint64           `json:"crlNumber,omitempty"` // of the last CRLs that somebody set out to sign
+	CRL         *CRL             `json:"crl,omitempty"`       // what the last CRLs are; nil: there were none, or see CRLNumber
+	CRLNumber   uint64           `json:"crlNumber,omitempty"` // of the last CRLs of a version that kept no more of them
 }
 
 // LogState is a replica, and names its log.

@@ -49,7 +49,7 @@ type Source string
 // The sources.
 const (
 	FromStore  Source = "store"
-	FromServer Source = "server" // its memory: the store did not answer
+	FromServer Source = "server" // its memory: the store did not answer, or has an older one
 )
 
 const kind = "chancery state export"

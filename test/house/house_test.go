@@ -112,6 +112,7 @@ func TestLibrariesKeepToTheirRooms(t *testing.T) {
 		{"github.com/envoyproxy/go-control-plane", func(r string) bool {
 			return r == "sds" || strings.HasPrefix(r, "sds/") || r == "proxy" || r == "policy/envoy"
 		}, "Envoy's API is known in sds, proxy and policy/envoy only"},
+		{"github.com/jackc/", func(r string) bool { return r == "ca/store/postgres" || r == "ca/store/postgres/pgtest" }, "only the store knows its engine"},
 		{"modernc.org/sqlite", func(r string) bool { return r == "ca/store" }, "only the store knows its engine"},
 		{"github.com/zmap/", func(r string) bool { return r == "ca/zlint" }, "only ca/zlint lints"},
 		{"github.com/spf13/cobra", func(r string) bool { return strings.HasPrefix(r, "cmd/") }, "only commands have flags"},

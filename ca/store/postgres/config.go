@@ -5,7 +5,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"maps"
 	"net/netip"
 	"net/url"
 	"path/filepath"
@@ -60,7 +59,7 @@ type target struct {
 
 // parse makes the URL say what it leaves open.
 func (c Config) parse() (target, error) {
-	t := target{url: c.URL, passwordFile: c.PasswordFile, schema: c.Schema}
+	t := target{passwordFile: c.PasswordFile, schema: c.Schema}
 	if t.schema == "" {
 		t.schema = "chancery"
 	}
@@ -75,7 +74,9 @@ func (c Config) parse() (target, error) {
 		return t, fmt.Errorf("url: %w", err)
 	}
 	// With TLS or without: the hosts are the same.
-	probe, err := parseURL(with(t.url, query, "sslmode", "disable"))
+	mode := query.Get("sslmode")
+	query.Set("sslmode", "disable")
+	probe, err := parseURL(with(c.URL, query))
 	if err != nil {
 		return t, fmt.Errorf("url: %w", err)
 	}
@@ -87,21 +88,23 @@ func (c Config) parse() (target, error) {
 	}
 	t.name += "/" + probe.Database + " (schema " + t.schema + ")"
 
-	switch mode := query.Get("sslmode"); {
+	switch {
 	case mode == "" && local:
-		t.url = with(t.url, query, "sslmode", "disable")
+		mode = "disable"
 	case mode == "":
-		t.url = with(t.url, query, "sslmode", "verify-full")
+		mode = "verify-full"
 	case mode == "allow" || mode == "prefer":
 		return t, fmt.Errorf("url: sslmode=%s goes without TLS where somebody on the way asks for it; it should be verify-full, or at least say which: verify-ca, require or disable", mode)
 	}
+	query.Set("sslmode", mode)
 	switch attrs := query.Get("target_session_attrs"); attrs {
 	case "":
-		t.url = with(t.url, query, "target_session_attrs", "read-write")
+		query.Set("target_session_attrs", "read-write")
 	case "read-write", "primary":
 	default:
 		return t, fmt.Errorf("url: target_session_attrs=%s: it should be read-write (the default) or primary; what a standby has may be old", attrs)
 	}
+	t.url = with(c.URL, query)
 	if _, err = parseURL(t.url); err != nil {
 		return t, fmt.Errorf("url: %w", err)
 	}
@@ -135,7 +138,10 @@ func splitURL(s string) (url.Values, error) {
 	}
 	for name, values := range query {
 		if !slices.Contains(parameters, name) {
-			return nil, fmt.Errorf("parameter %.40q is not known; there are %s", name, strings.Join(parameters, ", "))
+			if !schemaName.MatchString(name) {
+				return nil, errors.New("what follows its ? are no parameters") // perhaps the rest of a password
+			}
+			return nil, fmt.Errorf("parameter %s is not known; there are %s", name, strings.Join(parameters, ", "))
 		}
 		if len(values) > 1 {
 			return nil, fmt.Errorf("parameter %s is there %d times", name, len(values))
@@ -144,16 +150,20 @@ func splitURL(s string) (url.Values, error) {
 	return query, nil
 }
 
-// with returns a URL in which a parameter has a value, where query are its parameters.
-func with(s string, query url.Values, name, value string) string {
+// with returns a URL with other parameters.
+func with(s string, query url.Values) string {
 	before, _, _ := strings.Cut(s, "?")
-	query = maps.Clone(query)
-	query.Set(name, value)
 	return before + "?" + query.Encode()
 }
 
+// parseURL returns what the library makes of a URL. Its errors quote the URL, in which a password may stand where none belongs.
 func parseURL(s string) (*pgx.ConnConfig, error) {
-	return pgx.ParseConfigWithOptions(s, pgx.ParseConfigOptions{ParseConfigOptions: pgconn.ParseConfigOptions{ConnStringAllowedKeys: parameters}})
+	c, err := pgx.ParseConfigWithOptions(s, pgx.ParseConfigOptions{ParseConfigOptions: pgconn.ParseConfigOptions{ConnStringAllowedKeys: parameters}})
+	if parse, ok := errors.AsType[*pgconn.ParseConfigError](err); ok {
+		text := parse.Error()
+		return nil, errors.New(text[strings.LastIndex(text, "`: ")+1+len(": "):])
+	}
+	return c, err
 }
 
 func isLocal(host string) bool {

@@ -3,6 +3,8 @@ package server
 import (
 	"context"
 	"errors"
+	"fmt"
+	"io/fs"
 	"log/slog"
 	"time"
 
@@ -16,6 +18,7 @@ import (
 	"github.com/chancery-project/chancery/ca/keys"
 	"github.com/chancery-project/chancery/ca/store"
 	"github.com/chancery-project/chancery/cmd/chancery/server/adminsocket"
+	"github.com/chancery-project/chancery/cmd/chancery/server/replicas"
 	"github.com/chancery-project/chancery/cmd/chancery/server/report"
 	"github.com/chancery-project/chancery/cmd/chancery/server/revoking"
 )
@@ -26,7 +29,18 @@ type adminService struct {
 	authority     *authority.Keeper
 	log           *audit.Log
 	report        *report.Reporter
+	replicas      *replicas.Desk
 	export        func(context.Context) ([]byte, error)
+}
+
+// ListReplicas returns the servers on the store.
+func (s adminService) ListReplicas(ctx context.Context, q *chanceryv1.ListReplicasRequest) (*chanceryv1.ListReplicasResponse, error) {
+	return s.replicas.List(ctx, q)
+}
+
+// ForgetReplica declares one of them dead.
+func (s adminService) ForgetReplica(ctx context.Context, q *chanceryv1.ForgetReplicaRequest) (*chanceryv1.ForgetReplicaResponse, error) {
+	return s.replicas.Forget(ctx, q)
 }
 
 // ExportState returns an export of the document. Who asked goes into the audit log first.
@@ -48,66 +62,28 @@ func (s adminService) ExportState(ctx context.Context, _ *chanceryv1.ExportState
 // exportPatience is how long an export waits for the store: the server knows the document, too.
 const exportPatience = 5 * time.Second
 
-// exportState makes an export of the document as the store has it; where the store does not answer, as this server has it.
+// exportState makes an export of the document as the store has it; where the store does not answer, or has an older one than this
+// server knows, as this server has it.
 func (s *Server) exportState(ctx context.Context) ([]byte, error) {
 	waiting, cancel := context.WithTimeout(ctx, exportPatience)
 	defer cancel()
-	source := backup.FromStore
+	known, source := s.authority.Document(), backup.FromStore
 	data, version, err := s.store.Load(waiting)
 	if err == nil {
 		_, err = authority.DecodeDocument(data, version, s.sealer)
 	}
+	if err == nil && version < known.Version {
+		err = fmt.Errorf("it has version %d, and this server works by version %d", version, known.Version)
+	}
 	if err != nil {
-		s.logger.Warn("the state is exported from memory: the store does not give it", "reason", err.Error())
-		doc := s.authority.Document()
-		source, version = backup.FromServer, doc.Version
-		if data, err = doc.Encode(s.sealer); err != nil {
+		s.logger.Warn("the state is exported from memory: the store does not give the newest document", "reason", err.Error())
+		source, version = backup.FromServer, known.Version
+		if data, err = known.Encode(s.sealer); err != nil {
 			return nil, err
 		}
 	}
 	out, _, err := backup.Make(data, version, s.sealer, s.settings.place.Replica(), source, time.Now())
 	return out, err
-}
-
-// Export is what a server that runs here says when it is asked for an export, or, while none does, an export made directly.
-func (s *Settings) Export(ctx context.Context, actor string) (out []byte, err error) {
-	err = s.EitherWay(ctx, func() error {
-		data, doc, sealer, err := s.readDocument(ctx)
-		if err != nil {
-			return err
-		}
-		log, err := audit.Open(s.AuditLog)
-		if err != nil {
-			return err
-		}
-		defer log.Close()
-		if err := log.Append(audit.Record{Event: audit.Admin, Actor: actor, Detail: "state export"}); err != nil {
-			return err
-		}
-		out, _, err = backup.Make(data, doc.Version, sealer, s.place.Replica(), backup.FromStore, time.Now())
-		return err
-	}, func(ctx context.Context, c chanceryv1.AdminClient) error {
-		resp, err := c.ExportState(ctx, new(chanceryv1.ExportStateRequest))
-		out = resp.GetExport()
-		return err
-	})
-	return out, err
-}
-
-// GetAuthorities returns the document's authorities without keys. Who asked goes into the audit log first.
-func (s adminService) GetAuthorities(ctx context.Context, _ *chanceryv1.GetAuthoritiesRequest) (*chanceryv1.GetAuthoritiesResponse, error) {
-	actor, err := adminsocket.ActorOf(ctx)
-	if err != nil {
-		return nil, err
-	}
-	if err := s.log.Append(audit.Record{Event: audit.Admin, Actor: actor, Detail: "authority show"}); err != nil {
-		return nil, status.Error(codes.Unavailable, err.Error())
-	}
-	resp, err := describe(s.authority.Document())
-	if err != nil {
-		return nil, status.Error(codes.Internal, err.Error())
-	}
-	return resp, nil
 }
 
 // adminTimeout bounds a call to a running server: an import may wait 10 s for agents.
@@ -129,11 +105,12 @@ func (s *Settings) EitherWay(ctx context.Context, direct func() error, ask func(
 // Listed returns the public keys of the issuance logs that the authority document lists.
 func (s *Settings) Listed(ctx context.Context) (keys []string, err error) {
 	err = s.EitherWay(ctx, func() error {
-		_, doc, _, err := s.readDocument(ctx)
+		st, err := s.OpenState(ctx)
 		if err != nil {
 			return err
 		}
-		for _, l := range doc.Logs {
+		defer st.Store.Close()
+		for _, l := range st.Document.Logs {
 			keys = append(keys, l.Key)
 		}
 		return nil
@@ -147,21 +124,35 @@ func (s *Settings) Listed(ctx context.Context) (keys []string, err error) {
 	return keys, err
 }
 
-// readDocument reads and authenticates the document, and returns its stored form too.
-func (s *Settings) readDocument(ctx context.Context) ([]byte, *authority.Document, *keys.Sealer, error) {
-	st, err := s.place.Open(ctx, slog.New(slog.DiscardHandler))
-	if err != nil {
-		return nil, nil, nil, s.explainStore(err)
-	}
-	defer st.Close()
-	data, version, err := st.Load(ctx)
-	if err != nil {
-		return nil, nil, nil, s.explainStore(err)
-	}
+// Stored is a store that was opened, and the document in it.
+type Stored struct {
+	Store    store.Store
+	Sealer   *keys.Sealer
+	Data     []byte // as it is stored
+	Document *authority.Document
+}
+
+// OpenState opens the store, which the caller closes, and reads and authenticates the document.
+func (s *Settings) OpenState(ctx context.Context) (*Stored, error) {
 	sealer, err := keys.LoadSealer(s.State.SealingKey)
-	if err != nil {
-		return nil, nil, nil, err
+	if err != nil && !errors.Is(err, fs.ErrNotExist) { // else it is said first that there is no state
+		return nil, err
 	}
-	doc, err := authority.DecodeDocument(data, version, sealer)
-	return data, doc, sealer, err
+	st, openErr := s.place.Open(ctx, slog.New(slog.DiscardHandler))
+	if openErr != nil {
+		return nil, s.explainStore(openErr)
+	}
+	data, version, loadErr := st.Load(ctx)
+	if loadErr != nil {
+		err = s.explainStore(loadErr)
+	}
+	var doc *authority.Document
+	if err == nil {
+		doc, err = authority.DecodeDocument(data, version, sealer)
+	}
+	if err != nil {
+		st.Close()
+		return nil, err
+	}
+	return &Stored{st, sealer, data, doc}, nil
 }

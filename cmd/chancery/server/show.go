@@ -15,10 +15,12 @@ import (
 func show(ctx context.Context, s *Settings, format string, out io.Writer) error {
 	var resp *chanceryv1.GetAuthoritiesResponse
 	err := s.EitherWay(ctx, func() error {
-		_, doc, _, err := s.readDocument(ctx)
-		if err == nil {
-			resp, err = describe(doc)
+		st, err := s.OpenState(ctx)
+		if err != nil {
+			return err
 		}
+		defer st.Store.Close()
+		resp, err = describe(st.Document)
 		return err
 	}, func(ctx context.Context, c chanceryv1.AdminClient) (err error) {
 		resp, err = c.GetAuthorities(ctx, &chanceryv1.GetAuthoritiesRequest{})

@@ -14,9 +14,12 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
+	"github.com/chancery-project/chancery/api/chanceryv1"
+	"github.com/chancery-project/chancery/ca/audit"
 	"github.com/chancery-project/chancery/ca/backup"
 	"github.com/chancery-project/chancery/ca/durable"
 	"github.com/chancery-project/chancery/ca/keys"
@@ -59,6 +62,32 @@ func exportCommand() *cobra.Command {
 	return cmd
 }
 
+// take returns an export: that of a server that runs here, or, while none does, one made from the store (decision D14).
+func take(ctx context.Context, s *server.Settings, actor string) (out []byte, err error) {
+	err = s.EitherWay(ctx, func() error {
+		st, err := s.OpenState(ctx)
+		if err != nil {
+			return err
+		}
+		defer st.Store.Close()
+		log, err := audit.Open(s.AuditLog)
+		if err != nil {
+			return err
+		}
+		defer log.Close()
+		if err := log.Append(audit.Record{Event: audit.Admin, Actor: actor, Detail: "state export"}); err != nil {
+			return err
+		}
+		out, _, err = backup.Make(st.Data, st.Document.Version, st.Sealer, s.Place().Replica(), backup.FromStore, time.Now())
+		return err
+	}, func(ctx context.Context, c chanceryv1.AdminClient) error {
+		resp, err := c.ExportState(ctx, new(chanceryv1.ExportStateRequest))
+		out = resp.GetExport()
+		return err
+	})
+	return out, err
+}
+
 // export writes an export, and says what it is.
 func export(ctx context.Context, s *server.Settings, path string, stdout, stderr io.Writer) error {
 	say := stdout
@@ -67,7 +96,7 @@ func export(ctx context.Context, s *server.Settings, path string, stdout, stderr
 	} else if _, err := os.Lstat(path); err == nil {
 		return fmt.Errorf("%s exists already; name another file", path)
 	}
-	data, err := s.Export(ctx, process.UserName(uint32(os.Getuid())))
+	data, err := take(ctx, s, process.UserName(uint32(os.Getuid())))
 	if err != nil {
 		return err
 	}
@@ -89,7 +118,7 @@ func export(ctx context.Context, s *server.Settings, path string, stdout, stderr
 	}
 	fmt.Fprintf(say, "Exported version %d of the authority document of %s.\n", e.Version, strings.Join(e.TrustDomains, ", "))
 	if e.Source == backup.FromServer {
-		fmt.Fprintln(say, "The store did not answer: it is the document that the server works by.")
+		fmt.Fprintln(say, "The store did not give the newest document: this is the one that the server works by.")
 	}
 	fmt.Fprintln(say, "Not included, and needed to restore:")
 	for _, what := range e.NotIncluded {

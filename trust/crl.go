@@ -32,7 +32,8 @@ type CRLs struct {
 
 type crl struct {
 	der        []byte
-	name       []byte // of the issuer, DER
+	signed     [sha256.Size]byte // hash of what the signature is over
+	name       []byte            // of the issuer, DER
 	keyID      []byte
 	number     *big.Int
 	thisUpdate time.Time
@@ -185,7 +186,7 @@ func checkSigner(l *x509.RevocationList, b *Bundle, known []*x509.Certificate, n
 // compact keeps what is needed of a CRL.
 func compact(l *x509.RevocationList) crl {
 	out := crl{
-		der: bytes.Clone(l.Raw), name: bytes.Clone(l.RawIssuer), keyID: bytes.Clone(l.AuthorityKeyId), number: l.Number,
+		der: bytes.Clone(l.Raw), signed: sha256.Sum256(l.RawTBSRevocationList), name: bytes.Clone(l.RawIssuer), keyID: bytes.Clone(l.AuthorityKeyId), number: l.Number,
 		thisUpdate: l.ThisUpdate, nextUpdate: l.NextUpdate, revoked: make([]revocation, 0, len(l.RevokedCertificateEntries)),
 	}
 	for _, e := range l.RevokedCertificateEntries {
@@ -265,7 +266,13 @@ func (c *CRLs) Covers(leaf *x509.Certificate, now time.Time) error {
 	return nil
 }
 
-// Follows returns an error if the set would take back a CRL of the other: CRL numbers grow (RFC 5280 section 5.2.3).
+// Older is the error of a set that would take back CRLs.
+type Older struct{ what string }
+
+// Error says which.
+func (o *Older) Error() string { return o.what }
+
+// Follows returns an *Older if the set would take back a CRL of the other: CRL numbers grow (RFC 5280 section 5.2.3).
 func (c *CRLs) Follows(last *CRLs) error {
 	if c == nil || last == nil {
 		return nil
@@ -273,7 +280,7 @@ func (c *CRLs) Follows(last *CRLs) error {
 	for i := range c.lists {
 		for j := range last.lists {
 			if n, o := &c.lists[i], &last.lists[j]; n.sameIssuer(o) && n.number.Cmp(o.number) < 0 {
-				return fmt.Errorf("CRL of the issuer with key %x has number %s; number %s was there before", n.keyID, n.number, o.number)
+				return &Older{fmt.Sprintf("CRL of the issuer with key %x has number %s; number %s was there before", n.keyID, n.number, o.number)}
 			}
 		}
 	}
@@ -282,6 +289,14 @@ func (c *CRLs) Follows(last *CRLs) error {
 
 // Equal reports whether both sets hold the same CRLs.
 func (c *CRLs) Equal(o *CRLs) bool { return c.Sum() == o.Sum() }
+
+// Says reports whether both sets say the same, to the bit: only their signatures may differ, as where two servers signed.
+func (c *CRLs) Says(o *CRLs) bool {
+	if c == nil || o == nil {
+		return c == o
+	}
+	return slices.EqualFunc(c.lists, o.lists, func(a, b crl) bool { return a.signed == b.signed })
+}
 
 // Are reports whether the set holds just these CRLs, in whatever order.
 func (c *CRLs) Are(ders [][]byte) bool {

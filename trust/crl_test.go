@@ -7,6 +7,7 @@ import (
 	"crypto/x509/pkix"
 	"encoding/asn1"
 	"encoding/pem"
+	"errors"
 	"math/big"
 	"strings"
 	"testing"
@@ -278,6 +279,22 @@ func TestCRLNumbersDoNotGoBack(t *testing.T) {
 		if err := tc.next.Follows(tc.last); (err == nil) != tc.ok {
 			t.Errorf("got %v, want ok %v", err, tc.ok)
 		}
+	}
+	if older, is := errors.AsType[*Older](five.Follows(six)); !is || !strings.Contains(older.Error(), "has number 5; number 6 was there before") {
+		t.Error("older CRLs are not told apart")
+	}
+	if six.Says(five) || five.Says(nil) || (*CRLs)(nil).Says(five) || !(*CRLs)(nil).Says(nil) || !five.Says(five) {
+		t.Error("Says is wrong")
+	}
+	parsed, err := x509.ParseRevocationList(five.DER()[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	signedAgain := ca.crls(t, ca.issuer.crl(t, func(l *x509.RevocationList) {
+		l.Number, l.ThisUpdate, l.NextUpdate = parsed.Number, parsed.ThisUpdate, parsed.NextUpdate
+	}))
+	if !signedAgain.Says(five) || signedAgain.Equal(five) {
+		t.Error("what differs in its signatures only should say the same")
 	}
 	if !five.Equal(five) || five.Equal(again) || five.Equal(nil) || !(*CRLs)(nil).Equal(nil) {
 		t.Error("Equal is wrong")

@@ -69,6 +69,16 @@ func whole(t *testing.T, name, dir string, c Config, least uint64, before []byte
 	}
 }
 
+// stored is the stored form of the document in use.
+func stored(t *testing.T, k *Keeper) []byte {
+	t.Helper()
+	data, err := k.Document().Encode(k.config.Sealer)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return data
+}
+
 func hasIntent(log, serial string) bool {
 	for line := range strings.Lines(log) {
 		var r audit.Record
@@ -130,7 +140,7 @@ func TestChangeFaultsAtEachStep(t *testing.T) {
 				t.Fatal(err)
 			}
 			if what == "renewal" {
-				k = open(t, c)
+				k = driving(t, c)
 			} else if err := change.do(t, k); err != nil { // the first one, so that there is something to lose
 				t.Fatal(err)
 			}
@@ -138,7 +148,7 @@ func TestChangeFaultsAtEachStep(t *testing.T) {
 			d.FailAt(n, mode)
 			err = change.do(t, k)
 			steps, name := d.Steps(), fmt.Sprintf("%s: %s (%v)", what, d.Failed(), err)
-			confirmed, before := k.doc.Version, k.data
+			confirmed, before := k.Document().Version, stored(t, k)
 			d.FailAt(-1, "")
 			if d.Dead() {
 				left := d.Copy()
@@ -154,7 +164,7 @@ func TestChangeFaultsAtEachStep(t *testing.T) {
 				}
 			}
 			issue(t, k)
-			whole(t, name, dir, c, k.doc.Version, k.data)
+			whole(t, name, dir, c, k.Document().Version, stored(t, k))
 			return steps
 		}
 		total := one(t, -1, "")
@@ -193,15 +203,15 @@ func TestRenewalWithKeyFilesAfterACrash(t *testing.T) {
 		if _, err := Init(t.Context(), c, "test"); err != nil {
 			t.Fatal(err)
 		}
-		k := open(t, c)
-		before := k.data
+		k := driving(t, c)
+		before := stored(t, k)
 		d := durabletest.Watch(t, dir)
 		d.FailAt(n, durabletest.Crash)
 		err := k.renew(t.Context())
 		left := d.Copy()
-		least := uint64(1)
+		least := uint64(2) // the driver is in it
 		if err == nil {
-			least, before = 2, k.data
+			least, before = 3, stored(t, k)
 		}
 		whole(t, d.Failed(), left, withFiles(t, left), least, before)
 		return d.Steps()

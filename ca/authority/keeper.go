@@ -6,8 +6,8 @@
 package authority
 
 import (
+	"cmp"
 	"context"
-	"crypto/sha256"
 	"crypto/x509"
 	"encoding/hex"
 	"errors"
@@ -22,6 +22,7 @@ import (
 	"github.com/chancery-project/chancery/ca/document"
 	"github.com/chancery-project/chancery/ca/files"
 	"github.com/chancery-project/chancery/ca/keys"
+	"github.com/chancery-project/chancery/ca/replica"
 	"github.com/chancery-project/chancery/ca/store"
 	"github.com/chancery-project/chancery/trust"
 )
@@ -33,9 +34,11 @@ type Config struct {
 	Sealer   *keys.Sealer
 	Log      *audit.Log
 	Logger   *slog.Logger
+	Replica  string        // name of this server among those that share the store; "server" if empty
+	Mark     string        // file that notes which document this server has seen (decision D9); empty for none
 	Profiles []*ca.Profile // each issuer is checked against them before use
 	Plugged  *Plugged      // issuer from files; nil = issuer and root lie in the document
-	// IssuanceLog is the issuance log that Log is mirrored to; zero for none. The document must list the same.
+	// IssuanceLog is the issuance log that Log is mirrored to; zero for none. The document must list the same for this server.
 	IssuanceLog LogState
 	Keys        keys.Store // where new keys are made; nil = in memory, to be sealed into the document
 	KeyType     ca.KeyType // of new keys; default p256. See ca.IssuerType for issuers
@@ -53,24 +56,28 @@ type Plugged struct {
 	Layout files.Layout
 }
 
-// Keeper holds the issuer of the moment.
+// name is that of this replica.
+func (c Config) name() string { return cmp.Or(c.Replica, "server") }
+
+// Own returns the entry of this server in a document; nil if it is not registered there.
+func (c Config) Own(d *Document) *LogState { return d.Own(c.name(), c.IssuanceLog.Key) }
+
+// Keeper holds the issuer of the moment: the one that the newest document calls active, and no other.
 type Keeper struct {
-	config   Config
-	issuer   atomic.Pointer[ca.Issuer]
-	inUse    atomic.Pointer[active]   // the same issuer, with its key
-	snapshot atomic.Pointer[Document] // the same as doc, for who must not wait for a slow store or key
+	*replica.Hold // of the document
+	config        Config
+	issuer        atomic.Pointer[ca.Issuer]
+	inUse         atomic.Pointer[active]    // the same issuer, with its key
+	without       atomic.Pointer[error]     // why there is no issuer
+	newest        atomic.Pointer[files.Set] // plugged-in files that passed all checks
 
 	warned  time.Time // when mindIssuer warned last; of Run's goroutine
 	running time.Time // since when Run looks; likewise
 
-	mu   sync.Mutex // guards all below; held over store calls, so that changes come one after the other
-	doc  *Document
-	data []byte     // stored form of doc
-	set  *files.Set // plugged-in files in use
-
-	held     sync.Map                    // ID -> *ca.Issuer, those that were opened; of plugged-in files they are nowhere else
-	changed  chan struct{}               // see Changed
+	taken    uint64                      // version that take saw last; guarded by the lock of changes
+	held     sync.Map                    // ID -> active, those that were opened; of plugged-in files they are nowhere else
 	announce func(context.Context) error // see Announce
+	mind     chan struct{}               // wakes who minds the issuer
 }
 
 // Init makes the first document: with a new root and issuer, or adopting plugged-in files. store.ErrConflict if
@@ -84,6 +91,14 @@ func Init(ctx context.Context, c Config, actor string) (*Document, error) {
 	doc := document.New()
 	if c.IssuanceLog.Key != "" {
 		doc.Logs[0] = c.IssuanceLog
+	}
+	if err := doc.Register(c.name(), doc.Logs[0]); err != nil {
+		return nil, err
+	}
+	if c.Mark != "" { // before the document lists this server: from then on a missing mark is an error
+		if err := replica.WriteMark(c.Mark, c.Domain, c.Sealer, replica.Mark{}); err != nil {
+			return nil, err
+		}
 	}
 	if err := c.Log.Append(audit.Record{Event: audit.Admin, Actor: actor, Detail: "authority init for trust domain " + c.Domain.String()}); err != nil {
 		return nil, err
@@ -119,7 +134,7 @@ func create(ctx context.Context, doc *Document, c Config, actor string) error {
 		return err
 	}
 	made, err := ca.Create(ctx, ca.CreateConfig{
-		Domain: c.Domain, LogID: doc.LogID(), Log: c.Log, Requester: audit.Requester{Method: "authority init", User: actor},
+		Domain: c.Domain, LogID: doc.Logs[0].ID, Log: c.Log, Requester: audit.Requester{Method: "authority init", User: actor},
 		RootKey: root.Signer, IssuerKey: issuer.Signer, RootTTL: c.RootTTL, IssuerTTL: c.IssuerTTL,
 	})
 	if err != nil {
@@ -138,7 +153,7 @@ func adopt(doc *Document, c Config) error {
 	if err != nil {
 		return err
 	}
-	if _, err := c.issuerOf(set, 1, doc.LogID()); err != nil {
+	if _, err := c.issuerOf(set, 1, doc.Logs[0].ID); err != nil {
 		return err
 	}
 	for _, r := range set.Roots {
@@ -152,67 +167,60 @@ func adopt(doc *Document, c Config) error {
 	return doc.Add(c.Domain, KindIssuer, Key{}, c.Sealer, set.Chain[0])
 }
 
-// Open loads the document and makes its issuer ready. A missing document is an error that names the command to run.
+// Open loads the document, registers this server in it, and makes the active issuer ready. A missing document is an error that
+// names the command to run. One whose issuer has ended is left to Run.
 func Open(ctx context.Context, c Config) (*Keeper, error) {
 	a, err := load(ctx, c)
 	if err != nil {
 		return nil, err
 	}
-	if c.Plugged != nil {
-		set, err := files.Read(c.Plugged.Dir, c.Plugged.Layout)
-		if err != nil {
-			return nil, err
-		}
-		return a, a.use(ctx, set)
-	}
-	if c.Parented {
+	switch {
+	case c.Plugged != nil:
+		return a, a.openPlugged(ctx)
+	case c.Parented:
 		return a, a.openParented(ctx)
 	}
-	issuer, err := a.doc.Active(c.Domain, KindIssuer)
+	issuer, err := a.Document().Active(c.Domain, KindIssuer)
 	if err != nil && a.offline() {
 		return nil, fmt.Errorf("%w: %w", err, errOffline)
 	} else if err != nil {
 		return nil, err
 	}
 	if !issuer.HasKey() {
-		return nil, errors.New("the active issuer was plugged in from files; set `issuer` in the config to their folder")
+		return nil, errPlugged
 	}
-	use, err := c.issuerIn(ctx, a.doc)
-	if err != nil && expired(issuer) {
-		return a, a.renew(ctx) // the server was off for longer than its issuer lived; its root may still stand
-	} else if err != nil {
-		return nil, err
-	}
-	if err := a.check(use.issuer); err != nil {
+	use, err := a.activeOf(ctx, a.Document())
+	switch {
+	case err != nil && expired(issuer) && a.offline():
+		return nil, fmt.Errorf("%w: %w", err, errOffline)
+	case err != nil && expired(issuer):
+		a.without.Store(&err) // the server was off for longer than its issuer lived; its root may still stand
+		return a, nil
+	case err != nil:
 		return nil, err
 	}
 	a.swap(use)
 	return a, nil
 }
 
-// load reads the document.
+// load gets hold of the document.
 func load(ctx context.Context, c Config) (*Keeper, error) {
-	a := &Keeper{config: c, changed: make(chan struct{}, 1), announce: func(context.Context) error { return nil }}
-	data, version, err := c.Store.Load(ctx)
-	if errors.Is(err, store.ErrMissing) {
-		return nil, fmt.Errorf("%w: run `chancery authority init -c FILE` once", err)
-	} else if err != nil {
+	a := &Keeper{config: c, announce: func(context.Context) error { return nil }, mind: make(chan struct{}, 1)}
+	var err error
+	a.Hold, err = replica.Open(ctx, replica.Config{
+		Name: c.name(), Domain: c.Domain, Store: c.Store, Sealer: c.Sealer, Logger: c.Logger, Mark: c.Mark, Issuance: c.IssuanceLog,
+	})
+	if err != nil {
 		return nil, err
 	}
-	if a.doc, err = DecodeDocument(data, version, c.Sealer); err != nil {
-		return nil, err
-	}
-	if err := a.doc.CheckLog(c.IssuanceLog); err != nil {
-		return nil, err
-	}
-	a.data = data
-	a.snapshot.Store(a.doc)
+	a.OnTake(a.take)
+	a.OnWrite(a.dropKeys)
 	return a, nil
 }
 
-// offline reports whether the root's key lies elsewhere. Caller holds mu or is alone.
+// offline reports whether the root's key lies elsewhere.
 func (a *Keeper) offline() bool {
-	root, err := a.doc.Active(a.config.Domain, KindRoot)
+	root, err := a.Document().Active(a.config.Domain, KindRoot)
 	return err == nil && !root.HasKey()
 }
 
@@ -225,6 +233,9 @@ func expired(a *Authority) bool {
 func (a *Keeper) Issuer() (*ca.Issuer, error) {
 	i := a.issuer.Load()
 	if i == nil {
+		if why := a.without.Load(); why != nil {
+			return nil, *why
+		}
 		return nil, errors.New("no issuer yet")
 	}
 	if end := i.NotAfter(); time.Now().After(end) {
@@ -236,9 +247,6 @@ func (a *Keeper) Issuer() (*ca.Issuer, error) {
 // InUse returns the issuer of the moment, also one that has ended, for who looks after it. Nil if there is none yet.
 func (a *Keeper) InUse() *ca.Issuer { return a.issuer.Load() }
 
-// Document returns the document in use. Callers must not change it.
-func (a *Keeper) Document() *Document { return a.snapshot.Load() }
-
 // check is done before the document names an issuer: one that fails it must not be what the next start finds.
 func (a *Keeper) check(i *ca.Issuer) error {
 	if err := i.SelfCheck(a.config.Profiles...); err != nil {
@@ -247,34 +255,113 @@ func (a *Keeper) check(i *ca.Issuer) error {
 	return nil
 }
 
-// swap puts an issuer to use. Caller holds mu or is alone.
+// swap puts an issuer to use. Caller has the lock of changes or is alone.
 func (a *Keeper) swap(use active) {
 	i := use.issuer
-	a.held.Store(i.SKI(), i)
+	a.held.Store(i.SKI(), use)
 	a.inUse.Store(&use)
 	a.issuer.Store(i)
 	a.config.Logger.Info("issuer in use", "issuer", i.SKI(), "not_after", i.NotAfter().UTC(), "generation", i.Bundle().Generation())
 }
 
-// Run renews the issuer at half of its life, or watches the plugged-in files, until ctx ends.
-func (a *Keeper) Run(ctx context.Context) error {
-	if a.config.Plugged != nil {
-		w := files.Watcher{
-			Dir: a.config.Plugged.Dir, Layout: a.config.Plugged.Layout, Last: a.set, Logger: a.config.Logger,
-			Apply: func(s *files.Set) error { return a.use(ctx, s) },
-		}
-		return w.Run(ctx)
+// take puts the active issuer of a document to use that came into use, whoever wrote it. Where it cannot be opened here, nothing
+// is issued: another issuer is not for this server to choose.
+func (a *Keeper) take(ctx context.Context, doc *Document) {
+	if a.taken != doc.Version {
+		defer a.wakeMind()
 	}
-	ticker := time.NewTicker(time.Minute)
+	a.taken = doc.Version
+	use, err := a.activeOf(ctx, doc)
+	was := a.inUse.Load()
+	switch {
+	case err == nil && was != nil && was.issuer == use.issuer:
+	case err == nil:
+		a.swap(use)
+	default:
+		why := a.without.Swap(&err)
+		a.inUse.Store(nil)
+		if had := a.issuer.Swap(nil) != nil; had || why == nil || (*why).Error() != err.Error() {
+			a.config.Logger.Error("nothing is issued: the active issuer cannot be used here", "reason", err.Error())
+		}
+	}
+}
+
+// activeOf returns the active issuer of a document, checked: the one in use, if it is that.
+func (a *Keeper) activeOf(ctx context.Context, doc *Document) (active, error) {
+	x, err := doc.Active(a.config.Domain, KindIssuer)
+	if err == nil {
+		err = a.Ours(doc)
+	}
+	if err != nil {
+		return active{}, err
+	}
+	if was := a.inUse.Load(); was != nil && a.is(was.issuer, doc, x) {
+		return *was, nil
+	}
+	use, err := a.openHeld(ctx, doc, x)
+	if err != nil {
+		return active{}, err
+	}
+	return use, a.check(use.issuer)
+}
+
+// is reports whether an issuer is what a document has as x, with the same roots.
+func (a *Keeper) is(i *ca.Issuer, doc *Document, x *Authority) bool {
+	cert, err := x.X509()
+	if have := certOf(i); err != nil || have == nil || !have.Equal(cert) {
+		return false
+	}
+	bundle, err := doc.Bundle(a.config.Domain)
+	return err == nil && bundle.SameRoots(i.Bundle()) && bundle.Generation() == i.Bundle().Generation()
+}
+
+// Run follows the document, and, while this server is the one that drives changes, renews the issuer at half of its life or takes
+// plugged-in files into use, until ctx ends.
+func (a *Keeper) Run(ctx context.Context) error {
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	wg.Go(func() { a.mindAll(ctx) })
+	if set := a.newest.Load(); set != nil {
+		w := files.Watcher{
+			Dir: a.config.Plugged.Dir, Layout: a.config.Plugged.Layout, Last: set, Logger: a.config.Logger,
+			Apply: func(s *files.Set) error { return a.hold(ctx, s) },
+		}
+		wg.Go(func() { w.Run(ctx) })
+	}
+	return a.Hold.Run(ctx)
+}
+
+// mindEvery is how often the driver looks whether there is something to do.
+const mindEvery = time.Minute
+
+func (a *Keeper) mindAll(ctx context.Context) {
+	ticker := time.NewTicker(mindEvery)
 	defer ticker.Stop()
 	a.running = time.Now()
 	for {
-		a.mindIssuer(ctx, time.Now())
+		a.Mind(ctx)
 		select {
 		case <-ctx.Done():
-			return nil
+			return
+		case <-a.Driving():
+		case <-a.mind:
 		case <-ticker.C:
 		}
+	}
+}
+
+// Mind does once what is the driver's to do; nothing, if another one drives. Run calls it again and again.
+func (a *Keeper) Mind(ctx context.Context) {
+	if a.Drives() {
+		a.mindReplicas(ctx, time.Now())
+		a.mindIssuer(ctx, time.Now())
+	}
+}
+
+func (a *Keeper) wakeMind() {
+	select {
+	case a.mind <- struct{}{}:
+	default:
 	}
 }
 
@@ -282,29 +369,41 @@ func (a *Keeper) Run(ctx context.Context) error {
 const warnEvery = time.Hour
 
 // mindIssuer sees to it that an issuer that is past half of its life gets a successor, or, where the root's key lies
-// elsewhere, says that somebody should.
+// elsewhere, says that somebody should. It is for the driver.
 func (a *Keeper) mindIssuer(ctx context.Context, now time.Time) {
-	i := a.issuer.Load()
-	doc := a.snapshot.Load()
+	i, doc := a.issuer.Load(), a.Document()
+	next, over := doc.Prepared(a.config.Domain), a.over(doc, now)
 	var err error
-	next := doc.Prepared(a.config.Domain)
 	switch {
-	case next != nil && i == nil: // nothing is issued without it, and nobody can be shut out
-		err = a.activate(ctx, next.ID)
+	case a.config.Plugged != nil:
+		err = a.mindPlugged(ctx, doc, now)
+	case next != nil && over: // nothing is issued without it, and nobody can be shut out
+		err = a.activate(ctx, a.Drive, next.ID)
+	case i == nil && !over: // other replicas may sign with it; why this one cannot was logged
+		return
 	case next != nil && a.due(next, i, now):
-		if why := a.announce(ctx); why != nil && i.NotAfter().Sub(now) >= a.lead(i) { // there is time for another try
+		if why := a.announce(ctx); why != nil && i.NotAfter().Sub(now) >= a.lead(certOf(i)) { // there is time for another try
 			err = fmt.Errorf("the next one's CRL is not out: %w", why)
 			break
 		}
-		err = a.activate(ctx, next.ID)
-	case next != nil || a.config.Parented || !halfOver(i, now): // a parented issuer is renewed by package renewal
+		err = a.activate(ctx, a.Drive, next.ID)
+	case next != nil || a.config.Parented: // a parented issuer is renewed by package renewal
+		return
+	case over:
+		err = a.renew(ctx)
+	case !halfOver(i, now):
 		return
 	default:
 		err = a.prepare(ctx)
 	}
+	a.tell(err, i, now)
+}
+
+// tell logs what became of minding.
+func (a *Keeper) tell(err error, i *ca.Issuer, now time.Time) {
 	switch {
-	case err == nil:
-	case !errors.Is(err, errOffline):
+	case err == nil || errors.Is(err, replica.ErrNotDriver): // another one does it
+	case !errors.Is(err, errOffline) || i == nil:
 		a.config.Logger.Error("issuer not renewed; the old one stays in use", "reason", err.Error())
 	case now.Sub(a.warned) >= warnEvery:
 		a.warned = now
@@ -313,175 +412,89 @@ func (a *Keeper) mindIssuer(ctx context.Context, now time.Time) {
 	}
 }
 
+// over reports whether no replica can sign with what a document calls active.
+func (a *Keeper) over(doc *Document, now time.Time) bool {
+	x, err := doc.Active(a.config.Domain, KindIssuer)
+	if err != nil {
+		return true
+	}
+	over, err := ended(x, now)
+	return err == nil && over
+}
+
 func halfOver(i *ca.Issuer, now time.Time) bool {
-	cert := i.Chain()[0]
+	cert := certOf(i)
 	return now.Sub(cert.NotBefore) > cert.NotAfter.Sub(cert.NotBefore)/2
 }
 
-// renew makes a new issuer under the active root and uses it at once, where there is no other that works: see prepare.
-func (a *Keeper) renew(ctx context.Context) error {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	c := a.config
-	cert, key, err := c.newIssuer(ctx, a.doc)
-	if err != nil {
-		return fmt.Errorf("renewing issuer: %w", err)
+// certOf returns the issuing certificate, which a root that issues has among its roots.
+func certOf(i *ca.Issuer) *x509.Certificate {
+	if chain := i.Chain(); len(chain) > 0 {
+		return chain[0]
 	}
-	next, err := a.doc.Next(a.data)
-	if err != nil {
-		return err
+	for _, r := range i.Bundle().Roots() {
+		if hex.EncodeToString(r.SubjectKeyId) == i.SKI() {
+			return r
+		}
 	}
-	if err := next.ReplaceIssuer(c.Domain, key, c.Sealer, cert); err != nil {
-		return err
-	}
-	return a.take(ctx, next)
+	return nil
 }
 
-// take stores a document and puts its active issuer to use, once that passes the checks. The document comes first: a crash in
-// between leaves one whose issuer has signed nothing, and the next start uses it. Caller holds mu.
-func (a *Keeper) take(ctx context.Context, next *Document) error {
-	use, err := a.config.issuerIn(ctx, next)
+// renew makes a new issuer under the active root and has it used at once, where there is no other that works: see prepare.
+func (a *Keeper) renew(ctx context.Context) error {
+	return a.succeed(ctx, func(next *Document, key Key, cert *x509.Certificate) (*Authority, error) {
+		if err := next.ReplaceIssuer(a.config.Domain, key, a.config.Sealer, cert); err != nil {
+			return nil, err
+		}
+		return next.Active(a.config.Domain, KindIssuer)
+	})
+}
+
+// succeed makes an issuer to follow the active one, and has put bring it into the document. It passes the checks before: one that
+// does not must not be what the next start finds.
+func (a *Keeper) succeed(ctx context.Context, put func(next *Document, key Key, cert *x509.Certificate) (*Authority, error)) error {
+	c, doc := a.config, a.Document()
+	before, err := doc.Active(c.Domain, KindIssuer)
+	if err != nil {
+		return err
+	}
+	cert, key, err := a.newIssuer(ctx, doc)
+	if err != nil {
+		return fmt.Errorf("making the next issuer: %w", err)
+	}
+	tried := false
+	err = a.Drive(ctx, func(next *Document) error {
+		now, err := next.Active(c.Domain, KindIssuer)
+		if err != nil || now.ID != before.ID || next.Prepared(c.Domain) != nil {
+			return cmp.Or(err, replica.ErrUnchanged) // another one was made meanwhile
+		}
+		x, err := put(next, key, cert)
+		if err != nil {
+			return err
+		}
+		tried, err = true, a.tryOpen(ctx, next, x)
+		return err
+	})
+	if !tried && key.Ref != "" { // no document can name it
+		if err := c.Keys.Delete(context.WithoutCancel(ctx), key.Ref); err != nil {
+			c.Logger.Warn("key of an issuer that was not taken is not deleted", "key", key.Ref, "reason", err.Error())
+		}
+	}
+	return err
+}
+
+// tryOpen opens and checks an issuer of a document that is to be stored. It is then at hand when the document comes into use. A
+// crash in between leaves an issuer that has signed nothing.
+func (a *Keeper) tryOpen(ctx context.Context, next *Document, x *Authority) error {
+	use, err := a.openHeld(ctx, next, x)
 	if err != nil {
 		return err
 	}
 	if err := a.check(use.issuer); err != nil {
 		return err
 	}
-	if err := a.store(ctx, next); err != nil {
-		return err
-	}
-	a.swap(use)
+	a.held.Store(x.ID, use)
 	return nil
-}
-
-// store replaces the stored document by next, and says that it changed. Caller holds mu or is alone.
-func (a *Keeper) store(ctx context.Context, next *Document) error {
-	if err := a.storeQuietly(ctx, next); err != nil {
-		return err
-	}
-	select {
-	case a.changed <- struct{}{}:
-	default: // who is told will see this one too
-	}
-	return nil
-}
-
-// storeQuietly is store for changes that only their maker needs to know of. It ends though ctx may not wait: of a write that
-// was cut off nobody would know whether it happened.
-func (a *Keeper) storeQuietly(ctx context.Context, next *Document) error {
-	ctx = context.WithoutCancel(ctx)
-	data, err := next.Encode(a.config.Sealer)
-	if err != nil {
-		return err
-	}
-	if err := a.config.Store.Replace(ctx, a.doc.Version, next.Version, data); err != nil {
-		a.catchUp(ctx)
-		return err
-	}
-	before := a.doc
-	a.doc, a.data = next, data
-	a.snapshot.Store(next)
-	a.dropKeys(ctx, before, next)
-	return nil
-}
-
-// catchUp looks whether a write that failed happened all the same, now or at an earlier try: then each later one would
-// be a conflict. Only a successor of the document that we have is taken. Caller holds mu or is alone.
-func (a *Keeper) catchUp(ctx context.Context) {
-	data, version, err := a.config.Store.Load(ctx)
-	if err != nil || version != a.doc.Version+1 {
-		return
-	}
-	doc, err := DecodeDocument(data, version, a.config.Sealer)
-	if sum := sha256.Sum256(a.data); err == nil && doc.Previous == hex.EncodeToString(sum[:]) {
-		a.doc, a.data = doc, data
-		a.snapshot.Store(doc)
-	}
-}
-
-// use takes a set of plugged-in files into use: a new issuer under the same roots once its CRL is out, any change of the
-// roots not at all.
-func (a *Keeper) use(ctx context.Context, set *files.Set) error {
-	issuer, isNew, err := a.readyPlugged(ctx, set)
-	if err != nil {
-		return err
-	}
-	if isNew {
-		a.announceNow(ctx)
-	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	c := a.config
-	issuing, err := a.doc.Active(c.Domain, KindIssuer)
-	if err != nil {
-		return err
-	}
-	if current, err := issuing.X509(); err != nil || !current.Equal(set.Chain[0]) {
-		next, err := a.doc.Next(a.data)
-		if err != nil {
-			return err
-		}
-		if err := next.ReplaceIssuer(c.Domain, Key{}, c.Sealer, set.Chain[0]); err != nil {
-			return err
-		}
-		if err := a.store(ctx, next); err != nil {
-			return err
-		}
-	}
-	a.swap(active{issuer, set.Key})
-	a.set = set
-	return nil
-}
-
-// readyPlugged checks a set of plugged-in files. While another issuer signs, it prepares the new one.
-func (a *Keeper) readyPlugged(ctx context.Context, set *files.Set) (_ *ca.Issuer, isNew bool, _ error) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	c := a.config
-	have, err := a.doc.Bundle(c.Domain)
-	if err != nil {
-		return nil, false, err
-	}
-	issuer, err := c.issuerOf(set, have.Generation(), a.doc.LogID())
-	if err != nil {
-		return nil, false, err
-	}
-	if !have.SameRoots(issuer.Bundle()) {
-		return nil, false, rootsChanged(c.Plugged.Dir)
-	}
-	if err := a.check(issuer); err != nil {
-		return nil, false, err
-	}
-	if now := a.issuer.Load(); now == nil || now.SKI() == issuer.SKI() {
-		return issuer, false, nil
-	}
-	next, err := a.doc.Next(a.data)
-	if err != nil {
-		return nil, false, err
-	}
-	if err := next.Prepare(c.Domain, Key{}, c.Sealer, set.Chain[0]); err != nil {
-		return nil, false, err
-	}
-	a.held.Store(issuer.SKI(), issuer)
-	return issuer, true, a.store(ctx, next)
-}
-
-func rootsChanged(dir string) error {
-	return fmt.Errorf("the root certificates in %s differ from those that this trust domain was set up with; a change of "+
-		"roots would cut off every proxy that does not know the new ones yet. To change safely: (1) add the new root to the "+
-		"root file beside the old one, with the same issuing key; (2) when all proxies have it, change issuing certificate and "+
-		"key; (3) take the old root out. This version refuses each of these until staged root rotation is there: put the former files back", dir)
-}
-
-// issuerOf checks a set as a whole and returns its issuer.
-func (c Config) issuerOf(set *files.Set, generation uint64, logID uint32) (*ca.Issuer, error) {
-	bundle, err := trust.NewBundle(c.Domain, generation, set.Roots)
-	if err != nil {
-		return nil, err
-	}
-	return ca.NewIssuer(ca.IssuerConfig{
-		Domain: c.Domain, Key: set.Key, Chain: set.Chain, Bundle: bundle, LogID: logID, Log: c.Log,
-	})
 }
 
 // Expiries returns the end of each certificate that the authority's work depends on, by a name for metrics.

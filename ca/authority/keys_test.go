@@ -80,7 +80,7 @@ func TestKeysLieWhereTheyShould(t *testing.T) {
 				t.Fatal(err)
 			}
 			issue(t, open(t, c))
-			k := open(t, c)
+			k := driving(t, c)
 			if err := k.renew(t.Context()); err != nil {
 				t.Fatal(err)
 			}
@@ -126,7 +126,7 @@ func TestKeyStoreThatIsSetLater(t *testing.T) {
 		t.Fatal(err)
 	}
 	c.Keys = keys.NewMemory()
-	k := open(t, c)
+	k := driving(t, c)
 	if err := k.renew(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -155,7 +155,7 @@ func TestKeysOfEndedIssuersAreDeleted(t *testing.T) {
 	if _, err := Init(t.Context(), c, "test"); err != nil {
 		t.Fatal(err)
 	}
-	k := open(t, c)
+	k := driving(t, c)
 	first, err := k.Document().Active(c.Domain, KindIssuer)
 	if err != nil {
 		t.Fatal(err)
@@ -166,12 +166,11 @@ func TestKeysOfEndedIssuersAreDeleted(t *testing.T) {
 	if len(store.deleted) > 0 {
 		t.Errorf("deleted %v while its certificate lives", store.deleted)
 	}
-	next, err := k.Document().Next(k.data)
+	err = k.Change(t.Context(), func(next *Document) error {
+		next.DropEndedIssuers(c.Domain, time.Now().Add(2*ca.DefaultIssuerTTL))
+		return nil
+	})
 	if err != nil {
-		t.Fatal(err)
-	}
-	next.DropEndedIssuers(c.Domain, time.Now().Add(2*ca.DefaultIssuerTTL))
-	if err := k.store(t.Context(), next); err != nil {
 		t.Fatal(err)
 	}
 	if len(store.deleted) != 1 || store.deleted[0] != first.KeyRef {
@@ -211,7 +210,7 @@ func TestSlowTokenBlocksNobody(t *testing.T) {
 			if _, err := Init(t.Context(), c, "test"); err != nil {
 				t.Fatal(err)
 			}
-			all = append(all, open(t, c))
+			all = append(all, driving(t, c))
 		}
 		began := time.Now()
 		done := make(chan time.Duration, 2)
@@ -428,7 +427,7 @@ func TestOfflineIssuerPastHalfOfItsLifeIsLogged(t *testing.T) {
 	}
 	var log bytes.Buffer
 	c.Logger = slog.New(slog.NewTextHandler(&log, nil))
-	k := open(t, c)
+	k := driving(t, c)
 	log.Reset()
 	k.mindIssuer(t.Context(), time.Now())
 	if log.Len() > 0 {

@@ -32,7 +32,7 @@ func TestLifetimes(t *testing.T) {
 		t.Errorf("root and issuer live %s and %s, want %s and %s", root, issuer, c.RootTTL, c.IssuerTTL)
 	}
 	c.IssuerTTL = 12 * time.Hour // changed in the config
-	k := open(t, c)
+	k := driving(t, c)
 	if err := k.renew(t.Context()); err != nil {
 		t.Fatal(err)
 	}

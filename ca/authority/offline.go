@@ -10,6 +10,7 @@ import (
 
 	"github.com/chancery-project/chancery/ca"
 	"github.com/chancery-project/chancery/ca/audit"
+	"github.com/chancery-project/chancery/ca/document"
 	"github.com/chancery-project/chancery/ca/keys"
 	"github.com/chancery-project/chancery/ca/parent"
 	"github.com/chancery-project/chancery/trust"
@@ -62,19 +63,25 @@ func Request(ctx context.Context, c Config, actor string, fresh bool) ([]byte, e
 
 // Request is the function Request in a running server.
 func (a *Keeper) Request(ctx context.Context, actor string, fresh bool) ([]byte, error) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
+	return a.request(ctx, a.Change, actor, fresh)
+}
+
+// RequestByDriver is Request for a parent that is asked by the driver alone.
+func (a *Keeper) RequestByDriver(ctx context.Context, actor string) ([]byte, error) {
+	return a.request(ctx, a.Drive, actor, false)
+}
+
+func (a *Keeper) request(ctx context.Context, change changer, actor string, fresh bool) ([]byte, error) {
 	c := a.config
 	if err := a.offlineOnly(); err != nil {
 		return nil, err
 	}
-	state := a.doc.Domains[c.Domain.String()]
 	var key Key
 	var err error
-	if state.Requested != nil && !fresh {
-		key, err = state.Requested.Open(ctx, c.Domain, c.Sealer, c.Keys)
+	if open := a.Document().Domains[c.Domain.String()].Requested; open != nil && !fresh {
+		key, err = open.Open(ctx, c.Domain, c.Sealer, c.Keys)
 	} else {
-		key, err = a.request(ctx, actor)
+		key, err = a.newRequest(ctx, change, actor, open)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("requesting issuer: %w", err)
@@ -86,7 +93,7 @@ func (a *Keeper) offlineOnly() error {
 	switch {
 	case a.config.Plugged != nil:
 		return errors.New("the issuer is plugged in from files (`issuer` in the config); it is renewed by changing the files")
-	case a.doc.Domains[a.config.Domain.String()] == nil:
+	case a.Document().Domains[a.config.Domain.String()] == nil:
 		return fmt.Errorf("the authority document has nothing for trust domain %s", a.config.Domain)
 	case !a.offline():
 		return errors.New("the root's key lies here, so that the server renews its issuer by itself; " +
@@ -95,8 +102,8 @@ func (a *Keeper) offlineOnly() error {
 	return nil
 }
 
-// request makes the key and stores the request.
-func (a *Keeper) request(ctx context.Context, actor string) (Key, error) {
+// newRequest makes the key and stores the request in place of the one that is open, if any.
+func (a *Keeper) newRequest(ctx context.Context, change changer, actor string, open *document.RequestedIssuer) (Key, error) {
 	c := a.config
 	key, err := c.generate(ctx, ca.IssuerType(c.KeyType))
 	if err != nil {
@@ -109,14 +116,16 @@ func (a *Keeper) request(ctx context.Context, actor string) (Key, error) {
 	if err := c.Log.Append(audit.Record{Event: audit.Admin, Actor: actor, Detail: "authority csr: issuer with key " + id}); err != nil {
 		return Key{}, err
 	}
-	next, err := a.doc.Next(a.data)
-	if err != nil {
-		return Key{}, err
-	}
-	if err := next.Request(c.Domain, id, key, c.Sealer); err != nil {
-		return Key{}, err
-	}
-	return key, a.store(ctx, next)
+	return key, change(ctx, func(next *Document) error {
+		if now := next.State(c.Domain).Requested; !sameRequest(now, open) {
+			return errors.New("another issuer was requested, or imported, at the same time; ask again")
+		}
+		return next.Request(c.Domain, id, key, c.Sealer)
+	})
+}
+
+func sameRequest(a, b *document.RequestedIssuer) bool {
+	return (a == nil) == (b == nil) && (a == nil || a.ID == b.ID)
 }
 
 // Import takes the chain that a parent signed for the open request, the issuing certificate first, and makes it the active
@@ -129,23 +138,55 @@ func Import(ctx context.Context, c Config, actor string, chain []*x509.Certifica
 	return a.Import(ctx, actor, chain)
 }
 
-// Import is the function Import in a running server, which signs with the new issuer from then on: at once, or, while
-// another one signs, after its CRL is out.
+// Import is the function Import in a running server, which signs with the new issuer from then on: at once, or, while another one
+// signs, after its CRL is out. Where there are several servers and not all of them have it, an error says that it waits.
 func (a *Keeper) Import(ctx context.Context, actor string, chain []*x509.Certificate) error {
-	id, err := a.prepareImport(ctx, actor, chain)
+	return a.importBy(ctx, a.Change, actor, chain)
+}
+
+// ImportByDriver is Import for what a parent gave that is asked by the driver alone. An issuer that waits for other servers is no
+// error: it is prepared, and used in time.
+func (a *Keeper) ImportByDriver(ctx context.Context, actor string, chain []*x509.Certificate) error {
+	err := a.importBy(ctx, a.Drive, actor, chain)
+	if waits, ok := errors.AsType[*waitsError](err); ok {
+		a.config.Logger.Info("issuer imported", "reason", waits.Error())
+		return nil
+	}
+	return err
+}
+
+// waitsError: an issuer was imported, and others do not have it yet.
+type waitsError struct {
+	id  string
+	why error
+}
+
+// Error implements error.
+func (e *waitsError) Error() string {
+	return fmt.Sprintf("issuer %s is imported and prepared; it signs once every server and its agents have its CRL, or when the one in use is about to end: %v", e.id, e.why)
+}
+
+// Unwrap returns what it waits for.
+func (e *waitsError) Unwrap() error { return e.why }
+
+func (a *Keeper) importBy(ctx context.Context, change changer, actor string, chain []*x509.Certificate) error {
+	id, err := a.prepareImport(ctx, change, actor, chain)
 	if err != nil || id == "" {
 		return err
 	}
-	a.announceNow(ctx)
-	return a.activate(ctx, id)
+	why := a.announce(ctx)
+	i := a.issuer.Load()
+	if others := len(a.Document().Live()) > 1; why != nil && others && i != nil && time.Until(i.NotAfter()) >= a.lead(certOf(i)) {
+		return &waitsError{id, why}
+	}
+	a.warnUnannounced(why)
+	return a.activate(ctx, change, id)
 }
 
 // prepareImport does all of Import but the last step, where there is one: then it returns the ID of the prepared issuer.
-func (a *Keeper) prepareImport(ctx context.Context, actor string, chain []*x509.Certificate) (string, error) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
+func (a *Keeper) prepareImport(ctx context.Context, change changer, actor string, chain []*x509.Certificate) (id string, _ error) {
 	c := a.config
-	key, between, err := a.checkImport(ctx, chain)
+	requested, between, err := a.checkImport(ctx, chain)
 	if err != nil {
 		return "", err
 	}
@@ -154,64 +195,65 @@ func (a *Keeper) prepareImport(ctx context.Context, actor string, chain []*x509.
 	if err := c.Log.Append(audit.Record{Event: audit.Admin, Actor: actor, Detail: detail}); err != nil {
 		return "", err
 	}
-	next, err := a.doc.Next(a.data)
-	if err != nil {
-		return "", err
-	}
-	next.State(c.Domain).Requested = nil
-	if _, err := next.Active(c.Domain, KindIssuer); err == nil {
-		if err := next.Prepare(c.Domain, key, c.Sealer, cert, between...); err != nil {
-			return "", err
+	return id, change(ctx, func(next *Document) error {
+		if !sameRequest(next.State(c.Domain).Requested, requested.open) {
+			return errors.New("the request was answered or replaced at the same time; `chancery authority csr` prints the one that is open")
 		}
-		return hex.EncodeToString(cert.SubjectKeyId), a.store(ctx, next)
-	}
-	if err := next.Add(c.Domain, KindIssuer, key, c.Sealer, cert, between...); err != nil {
-		return "", err
-	}
-	use, err := c.issuerIn(ctx, next)
-	if err != nil {
-		return "", err
-	}
-	if err := a.store(ctx, next); err != nil {
-		return "", err
-	}
-	a.swap(use)
-	return "", nil
+		next.State(c.Domain).Requested = nil
+		if _, err := next.Active(c.Domain, KindIssuer); err == nil {
+			id = hex.EncodeToString(cert.SubjectKeyId)
+			return next.Prepare(c.Domain, requested.key, c.Sealer, cert, between...)
+		}
+		id = ""
+		if err := next.Add(c.Domain, KindIssuer, requested.key, c.Sealer, cert, between...); err != nil {
+			return err
+		}
+		x, err := next.Active(c.Domain, KindIssuer)
+		if err != nil {
+			return err
+		}
+		return a.tryOpen(ctx, next, x)
+	})
 }
 
-// checkImport checks a chain against the open request, and returns the request's key and the certificates between the
-// issuer and its root. Caller holds mu.
-func (a *Keeper) checkImport(ctx context.Context, chain []*x509.Certificate) (Key, []*x509.Certificate, error) {
-	c := a.config
+// requested is an open request, with its key.
+type requested struct {
+	open *document.RequestedIssuer
+	key  Key
+}
+
+// checkImport checks a chain against the open request, and returns that and the certificates between the issuer and its root.
+func (a *Keeper) checkImport(ctx context.Context, chain []*x509.Certificate) (requested, []*x509.Certificate, error) {
+	c, doc := a.config, a.Document()
 	if err := a.offlineOnly(); err != nil {
-		return Key{}, nil, err
+		return requested{}, nil, err
 	}
-	requested := a.doc.Domains[c.Domain.String()].Requested
-	if requested == nil {
-		return Key{}, nil, errors.New("no issuer was requested, or the request was answered; `chancery authority csr` makes one")
+	r := requested{open: doc.Domains[c.Domain.String()].Requested}
+	if r.open == nil {
+		return r, nil, errors.New("no issuer was requested, or the request was answered; `chancery authority csr` makes one")
 	}
-	key, err := requested.Open(ctx, c.Domain, c.Sealer, c.Keys)
+	var err error
+	if r.key, err = r.open.Open(ctx, c.Domain, c.Sealer, c.Keys); err != nil {
+		return r, nil, fmt.Errorf("importing issuer: %w", err)
+	}
+	bundle, err := doc.Bundle(c.Domain)
 	if err != nil {
-		return Key{}, nil, fmt.Errorf("importing issuer: %w", err)
+		return r, nil, err
 	}
-	bundle, err := a.doc.Bundle(c.Domain)
+	between, err := parent.Check(c.Domain, r.key.Signer.Public(), chain, bundle, time.Now())
 	if err != nil {
-		return Key{}, nil, err
+		return r, nil, err
 	}
-	between, err := parent.Check(c.Domain, key.Signer.Public(), chain, bundle, time.Now())
-	if err != nil {
-		return Key{}, nil, err
+	if err := a.tryOut(r.key, bundle, append([]*x509.Certificate{chain[0]}, between...)); err != nil {
+		return r, nil, fmt.Errorf("issuing certificate %q: %w", chain[0].Subject, err)
 	}
-	if err := a.tryOut(key, bundle, append([]*x509.Certificate{chain[0]}, between...)); err != nil {
-		return Key{}, nil, fmt.Errorf("issuing certificate %q: %w", chain[0].Subject, err)
-	}
-	return key, between, nil
+	return r, between, nil
 }
 
 // tryOut makes the issuer as a server would, lints what it would sign under each profile, and has its key sign.
 func (a *Keeper) tryOut(key Key, b *trust.Bundle, chain []*x509.Certificate) error {
 	c := a.config
-	issuer, err := ca.NewIssuer(ca.IssuerConfig{Domain: c.Domain, Key: key.Signer, Chain: chain, Bundle: b, LogID: a.doc.LogID(), Log: c.Log})
+	issuer, err := ca.NewIssuer(ca.IssuerConfig{Domain: c.Domain, Key: key.Signer, Chain: chain, Bundle: b, LogID: a.LogID(), Log: c.Log})
 	if err != nil {
 		return err
 	}

@@ -22,18 +22,15 @@ func (a *Keeper) openParented(ctx context.Context) error {
 		return errors.New("a parent is configured, and the root's key lies here, so that no parent is needed; leave `parent` out of the config, " +
 			"or start with the parent's root: `chancery authority init --root FILE`")
 	}
-	issuer, err := a.doc.Active(c.Domain, KindIssuer)
+	issuer, err := a.Document().Active(c.Domain, KindIssuer)
 	if err != nil || !issuer.HasKey() {
 		return nil
 	}
 	if ended, err := ended(issuer, time.Now()); err != nil || ended {
 		return err
 	}
-	use, err := c.issuerIn(ctx, a.doc)
+	use, err := a.activeOf(ctx, a.Document())
 	if err != nil {
-		return err
-	}
-	if err := a.check(use.issuer); err != nil {
 		return err
 	}
 	a.swap(use)
@@ -69,7 +66,7 @@ func (a *Keeper) SignsIssuers() error {
 // SignIssuer signs an issuer of another server of the trust domain, with the root, and returns its chain without the root.
 // It changes nothing here, and holds no lock while the root's key signs.
 func (a *Keeper) SignIssuer(ctx context.Context, pub crypto.PublicKey, terms ca.IssuerTerms, who audit.Requester) ([]*x509.Certificate, error) {
-	root, _, err := a.config.rootIn(ctx, a.Document())
+	root, _, err := a.rootIn(ctx, a.Document())
 	if err != nil {
 		return nil, err
 	}

@@ -166,7 +166,7 @@ func TestParentedTakesUpAPreparedIssuer(t *testing.T) {
 		if err := k.Import(t.Context(), "test", ask(time.Hour)); err != nil {
 			t.Fatal(err)
 		}
-		if id, err := k.prepareImport(t.Context(), "test", ask(4*time.Hour)); err != nil || id == "" {
+		if id, err := k.prepareImport(t.Context(), k.Change, "test", ask(4*time.Hour)); err != nil || id == "" {
 			t.Fatal(id, err)
 		}
 		time.Sleep(2 * time.Hour)
@@ -174,6 +174,7 @@ func TestParentedTakesUpAPreparedIssuer(t *testing.T) {
 		if _, err := k.Issuer(); err == nil {
 			t.Fatal("an issuer that has ended is in use")
 		}
+		drive(t, k)
 		k.mindIssuer(t.Context(), time.Now())
 		issue(t, k)
 	})

@@ -4,11 +4,13 @@ import (
 	"bytes"
 	"context"
 	"crypto/x509"
+	"errors"
 	"fmt"
 	"time"
 
 	"github.com/chancery-project/chancery/ca/audit"
 	"github.com/chancery-project/chancery/ca/document"
+	"github.com/chancery-project/chancery/ca/replica"
 	"github.com/chancery-project/chancery/trust"
 )
 
@@ -18,8 +20,6 @@ import (
 // Revoke stores a revocation, and returns it. One that stands already is returned as it is. The actor goes into the audit
 // log first.
 func (a *Keeper) Revoke(ctx context.Context, r Revocation) (Revocation, error) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
 	c := a.config
 	r.Time = r.Time.UTC()
 	if err := r.Check(c.Domain, r.Time); err != nil {
@@ -29,69 +29,79 @@ func (a *Keeper) Revoke(ctx context.Context, r Revocation) (Revocation, error) {
 	if err := c.Log.Append(audit.Record{Event: audit.Admin, Actor: r.Actor, Detail: detail}); err != nil {
 		return r, err
 	}
-	next, err := a.doc.Next(a.data)
-	if err != nil {
-		return r, err
-	}
-	have, err := next.Revoke(c.Domain, r)
-	if err != nil || have.Time != r.Time {
-		return have, err
-	}
-	return have, a.store(ctx, next)
+	have := r
+	err := a.Change(ctx, func(next *Document) (err error) {
+		if have, err = next.Revoke(c.Domain, r); err == nil && have.Time != r.Time {
+			err = replica.ErrUnchanged
+		}
+		return err
+	})
+	return have, err
 }
 
 // Restore lets an identity have certificates again. What was revoked stays revoked.
 func (a *Keeper) Restore(ctx context.Context, actor string, id trust.ID, now time.Time) error {
-	a.mu.Lock()
-	defer a.mu.Unlock()
 	c := a.config
 	now = now.UTC()
 	if err := c.Log.Append(audit.Record{Event: audit.Admin, Actor: actor, SPIFFEID: id.String(), Detail: "restore " + id.String()}); err != nil {
 		return err
 	}
-	next, err := a.doc.Next(a.data)
-	if err != nil {
-		return err
-	}
-	if err := next.Restore(c.Domain, id, now); err != nil {
-		return err
-	}
-	return a.store(ctx, next)
+	return a.Change(ctx, func(next *Document) error { return next.Restore(c.Domain, id, now) })
 }
 
-// NextCRLNumber takes a number for CRLs that is above all before, also those of before a crash: the document has it before
-// anything is signed with it.
-func (a *Keeper) NextCRLNumber(ctx context.Context) (uint64, error) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	next, err := a.doc.Next(a.data)
-	if err != nil {
-		return 0, err
-	}
-	state := next.State(a.config.Domain)
-	state.CRLNumber++
-	return state.CRLNumber, a.storeQuietly(ctx, next)
+// ErrMoved: the document is another than the one that a change was worked out for.
+var ErrMoved = errors.New("the document has changed meanwhile")
+
+// TakeCRL takes the next number for CRLs that are otherwise as c says, if seen is the newest document there is; else ErrMoved, and
+// Document returns a newer one. The document has the number before anything is signed with it.
+func (a *Keeper) TakeCRL(ctx context.Context, seen *Document, c document.CRL) error {
+	return a.ChangeQuietly(ctx, func(next *Document) error {
+		if next.Version != seen.Version+1 {
+			return ErrMoved
+		}
+		next.State(a.config.Domain).NextCRL(c)
+		return nil
+	})
 }
 
-// KeepCRLs stores the last CRL of issuers whose key may not be at hand later, by ID.
+// KeepCRLs stores the last CRL of issuers whose key may not be at hand later, by ID, unless another replica stored it already.
 func (a *Keeper) KeepCRLs(ctx context.Context, crls map[string][]byte) error {
 	if len(crls) == 0 {
 		return nil
 	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	next, err := a.doc.Next(a.data)
-	if err != nil {
-		return err
-	}
-	state := next.State(a.config.Domain)
+	return a.ChangeQuietly(ctx, func(next *Document) error {
+		if !keepCRLs(next.State(a.config.Domain), crls) {
+			return replica.ErrUnchanged
+		}
+		return nil
+	})
+}
+
+// keepCRLs puts CRLs into a document, and reports whether it had not as good ones.
+func keepCRLs(state *document.DomainState, crls map[string][]byte) (changed bool) {
 	for i := range state.Authorities {
 		x := &state.Authorities[i]
-		if crl := crls[x.ID]; crl != nil && x.Kind == document.KindIssuer && isOf(crl, x) {
-			x.CRL = crl
+		if crl := crls[x.ID]; crl != nil && x.Kind == document.KindIssuer && isOf(crl, x) && !laterThan(x.CRL, crl) {
+			x.CRL, changed = crl, true
 		}
 	}
-	return a.storeQuietly(ctx, next)
+	return changed
+}
+
+// laterThan reports whether a stored CRL has the number of another, or a higher one.
+func laterThan(stored, crl []byte) bool {
+	have, err := x509.ParseRevocationList(stored)
+	if err != nil {
+		return false
+	}
+	list, err := x509.ParseRevocationList(crl)
+	return err == nil && bytes.Equal(have.RawIssuer, list.RawIssuer) && have.Number != nil && have.Number.Cmp(list.Number) >= 0
+}
+
+// HoldsKey returns why the key of an issuer in the document, whatever its state, cannot be used here; nil if it can.
+func (a *Keeper) HoldsKey(ctx context.Context, x *Authority) error {
+	_, err := a.openHeld(ctx, a.Document(), x)
+	return err
 }
 
 // isOf reports whether a CRL is of an issuer by this name; one key may have been certified under several.

@@ -11,6 +11,7 @@ import (
 	"github.com/chancery-project/chancery/ca"
 	"github.com/chancery-project/chancery/ca/audit"
 	"github.com/chancery-project/chancery/ca/keys"
+	"github.com/chancery-project/chancery/trust"
 )
 
 // This file makes keys, and issuers with them.
@@ -41,30 +42,36 @@ type active struct {
 	key    crypto.Signer
 }
 
-// issuerIn returns the active issuer of a document.
-func (c Config) issuerIn(ctx context.Context, d *Document) (active, error) {
-	a, err := d.Active(c.Domain, KindIssuer)
+// openHeld returns an issuer of a document, whatever its state. One that was opened before is not opened again; of plugged-in
+// files there is no other way.
+func (a *Keeper) openHeld(ctx context.Context, d *Document, x *Authority) (active, error) {
+	chain, err := x.Certificates()
 	if err != nil {
 		return active{}, err
 	}
-	return c.open(ctx, d, a)
-}
-
-// open returns an issuer of a document, whatever its state.
-func (c Config) open(ctx context.Context, d *Document, a *Authority) (active, error) {
-	key, err := a.OpenKey(ctx, c.Domain, c.Sealer, c.Keys)
+	var key crypto.Signer
+	if v, ok := a.held.Load(x.ID); ok {
+		have := v.(active)
+		if a.is(have.issuer, d, x) {
+			return have, nil
+		}
+		if !x.HasKey() && trust.SameKey(chain[0].PublicKey, have.key.Public()) { // the roots have changed, or the certificate of the key
+			key, chain = have.key, append(chain[:1:1], have.issuer.Chain()[min(1, len(have.issuer.Chain())):]...)
+		}
+	}
+	if key == nil {
+		if !x.HasKey() {
+			return active{}, a.lacksKey(x)
+		}
+		if key, err = x.OpenKey(ctx, a.config.Domain, a.config.Sealer, a.config.Keys); err != nil {
+			return active{}, err
+		}
+	}
+	bundle, err := d.Bundle(a.config.Domain)
 	if err != nil {
 		return active{}, err
 	}
-	chain, err := a.Certificates()
-	if err != nil {
-		return active{}, err
-	}
-	bundle, err := d.Bundle(c.Domain)
-	if err != nil {
-		return active{}, err
-	}
-	issuer, err := ca.NewIssuer(ca.IssuerConfig{Domain: c.Domain, Key: key, Chain: chain, Bundle: bundle, LogID: d.LogID(), Log: c.Log})
+	issuer, err := ca.NewIssuer(ca.IssuerConfig{Domain: a.config.Domain, Key: key, Chain: chain, Bundle: bundle, LogID: a.LogID(), Log: a.config.Log})
 	return active{issuer, key}, err
 }
 
@@ -73,7 +80,8 @@ var errOffline = errors.New("the root's key is kept elsewhere, so this server ca
 	"`chancery authority csr` and `authority import` do, with the root's help, or a `parent` in the config")
 
 // rootIn returns the active root of a document as one that signs, and its key.
-func (c Config) rootIn(ctx context.Context, d *Document) (*ca.Issuer, crypto.Signer, error) {
+func (a *Keeper) rootIn(ctx context.Context, d *Document) (*ca.Issuer, crypto.Signer, error) {
+	c := a.config
 	root, err := d.Active(c.Domain, KindRoot)
 	if err != nil {
 		return nil, nil, err
@@ -93,14 +101,15 @@ func (c Config) rootIn(ctx context.Context, d *Document) (*ca.Issuer, crypto.Sig
 	if err != nil {
 		return nil, nil, err
 	}
-	signer, err := ca.NewIssuer(ca.IssuerConfig{Domain: c.Domain, Key: key, Chain: []*x509.Certificate{cert}, Bundle: bundle, LogID: d.LogID(), Log: c.Log})
+	signer, err := ca.NewIssuer(ca.IssuerConfig{Domain: c.Domain, Key: key, Chain: []*x509.Certificate{cert}, Bundle: bundle, LogID: a.LogID(), Log: c.Log})
 	return signer, key, err
 }
 
 // newIssuer makes a new issuer under the document's active root. It changes nothing: see ReplaceIssuer. The key's type
 // is the root's.
-func (c Config) newIssuer(ctx context.Context, d *Document) (*x509.Certificate, Key, error) {
-	signer, rootKey, err := c.rootIn(ctx, d)
+func (a *Keeper) newIssuer(ctx context.Context, d *Document) (*x509.Certificate, Key, error) {
+	c := a.config
+	signer, rootKey, err := a.rootIn(ctx, d)
 	if err != nil {
 		return nil, Key{}, err
 	}
@@ -116,8 +125,8 @@ func (c Config) newIssuer(ctx context.Context, d *Document) (*x509.Certificate, 
 	return issuer, key, err
 }
 
-// dropKeys deletes the keys that were before and are not needed any more. What fails is logged: the key lies there
-// unused.
+// dropKeys deletes the keys that were before and are not needed any more, after a change of ours. What fails is logged: the key
+// lies there unused.
 func (a *Keeper) dropKeys(ctx context.Context, before, after *Document) {
 	if a.config.Keys == nil {
 		return
@@ -140,10 +149,7 @@ func (a *Keeper) Keys() []keys.Watched {
 	if in := a.inUse.Load(); in != nil {
 		out = append(out, keys.Watched{Name: a.KeyName(), Open: func(context.Context) (crypto.Signer, error) { return in.key, nil }})
 	}
-	doc := a.snapshot.Load()
-	if doc == nil {
-		return out
-	}
+	doc := a.Document()
 	if root, err := doc.Active(a.config.Domain, KindRoot); err == nil && root.HasKey() {
 		out = append(out, keys.Watched{Name: "root " + root.ID, Open: func(ctx context.Context) (crypto.Signer, error) {
 			return root.OpenKey(ctx, a.config.Domain, a.config.Sealer, a.config.Keys)

@@ -31,75 +31,70 @@ const reconnect = 2 * time.Minute
 // due reports whether a prepared issuer should sign: once nobody can have a valid leaf who was last seen before it was
 // prepared, and so may lack its CRL; sooner if the one in use has not that long.
 func (a *Keeper) due(next *Authority, using *ca.Issuer, now time.Time) bool {
-	lead := a.lead(using)
+	lead := a.lead(certOf(using))
 	return now.Sub(next.Created) >= lead && now.Sub(a.running) >= reconnect || using.NotAfter().Sub(now) < lead
 }
 
 // lead is how long an issuer is prepared before it signs.
-func (a *Keeper) lead(using *ca.Issuer) time.Duration {
-	cert := using.Chain()[0]
+func (a *Keeper) lead(cert *x509.Certificate) time.Duration {
 	return min(a.config.maxTTL(), cert.NotAfter.Sub(cert.NotBefore)/6)
 }
 
 // prepare makes the next issuer under the active root. Roots being all that verifiers know, nobody needs to learn of it
 // but by its CRL: each leaf is sent with its issuer.
 func (a *Keeper) prepare(ctx context.Context) error {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	c := a.config
-	cert, key, err := c.newIssuer(ctx, a.doc)
-	if err != nil {
-		return fmt.Errorf("preparing issuer: %w", err)
+	err := a.succeed(ctx, func(next *Document, key Key, cert *x509.Certificate) (*Authority, error) {
+		err := next.Prepare(a.config.Domain, key, a.config.Sealer, cert)
+		return next.Prepared(a.config.Domain), err
+	})
+	if next := a.Document().Prepared(a.config.Domain); err == nil && next != nil {
+		a.config.Logger.Info("next issuer prepared; it signs once its CRL is everywhere", "issuer", next.ID)
 	}
-	next, err := a.doc.Next(a.data)
-	if err != nil {
-		return err
-	}
-	if err := next.Prepare(c.Domain, key, c.Sealer, cert); err != nil {
-		return err
-	}
-	use, err := c.open(ctx, next, next.Prepared(c.Domain))
-	if err != nil {
-		return err
-	}
-	if err := a.check(use.issuer); err != nil {
-		return err
-	}
-	if err := a.store(ctx, next); err != nil {
-		return err
-	}
-	a.config.Logger.Info("next issuer prepared; it signs once its CRL is everywhere", "issuer", use.issuer.SKI(), "not_after", use.issuer.NotAfter().UTC())
-	return nil
+	return err
 }
 
+// changer is one of the ways to change the document: Change, or Drive.
+type changer func(ctx context.Context, f func(next *Document) error) error
+
 // activate puts a prepared issuer to use. A crash before the store leaves it prepared; after, the next start uses it.
-func (a *Keeper) activate(ctx context.Context, id string) error {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	c := a.config
-	next, err := a.doc.Next(a.data)
-	if err != nil {
-		return err
-	}
-	if err := next.Promote(c.Domain, id); err != nil {
-		return err
-	}
-	return a.take(ctx, next)
+func (a *Keeper) activate(ctx context.Context, change changer, id string) error {
+	return change(ctx, func(next *Document) error {
+		if err := next.Promote(a.config.Domain, id); err != nil {
+			return err
+		}
+		x, err := next.Active(a.config.Domain, KindIssuer)
+		if err != nil {
+			return err
+		}
+		return a.tryOpen(ctx, next, x)
+	})
 }
 
 // Announce sets what is called while an issuer waits to be used: it should return once the CRLs of all CRLSigners are out, or
 // with the reason why they cannot be had now. It is called before Run.
 func (a *Keeper) Announce(f func(context.Context) error) { a.announce = f }
 
-// announceNow is for an issuer that an admin wants to be used, whatever comes.
-func (a *Keeper) announceNow(ctx context.Context) {
-	if err := a.announce(ctx); err != nil {
-		a.config.Logger.Error("the CRL of the new issuer is not out before it signs; verifiers may refuse its first certificates for a moment", "reason", err.Error())
+// warnUnannounced is for an issuer that is to be used, whatever comes.
+func (a *Keeper) warnUnannounced(why error) {
+	if why != nil {
+		a.config.Logger.Error("the CRL of the new issuer is not out before it signs; verifiers may refuse its first certificates for a moment", "reason", why.Error())
 	}
 }
 
-// Changed is signalled after each change of the document.
-func (a *Keeper) Changed() <-chan struct{} { return a.changed }
+// HoldsPrepared returns why the issuer that waits to sign could not sign here; nil if it could, or if none waits.
+func (a *Keeper) HoldsPrepared(ctx context.Context) error {
+	doc := a.Document()
+	next := doc.Prepared(a.config.Domain)
+	if next == nil {
+		return nil
+	}
+	use, err := a.openHeld(ctx, doc, next)
+	if err != nil {
+		return fmt.Errorf("issuer %s is prepared, and cannot be opened here: %w", next.ID, err)
+	}
+	a.held.Store(next.ID, use)
+	return nil
+}
 
 // CRLSigner is an issuer that may have live leaves, or will have.
 type CRLSigner struct {
@@ -116,7 +111,7 @@ type CRLSigner struct {
 
 // CRLSigners returns the issuers whose CRLs verifiers need, one for each name and key.
 func (a *Keeper) CRLSigners(ctx context.Context) ([]CRLSigner, error) {
-	doc, c := a.snapshot.Load(), a.config
+	doc, c := a.Document(), a.config
 	state := doc.Domains[c.Domain.String()]
 	if state == nil {
 		return nil, fmt.Errorf("the authority document has nothing for trust domain %s", c.Domain)
@@ -179,18 +174,21 @@ func (a *Keeper) crlIssuer(ctx context.Context, doc *Document, x *Authority, cer
 	if cert.KeyUsage&x509.KeyUsageCRLSign == 0 {
 		return nil, false, errors.New("its certificate's key usage lacks cRLSign, so no verifier takes a CRL of it")
 	}
-	if i, ok := a.held.Load(x.ID); ok { // one key may have been certified under two names
-		if have := i.(*ca.Issuer); bytes.Equal(have.Chain()[0].RawSubject, cert.RawSubject) {
+	if v, ok := a.held.Load(x.ID); ok { // one key may have been certified under two names
+		if have := v.(active).issuer; bytes.Equal(certOf(have).RawSubject, cert.RawSubject) {
 			return have, false, nil
 		}
 	}
 	if !x.HasKey() {
+		if a.config.Plugged != nil && x.State != StateRetiring {
+			return nil, true, a.lacksKey(x) // the files may get it
+		}
 		return nil, false, errors.New("its key is not here any more")
 	}
-	use, err := a.config.open(ctx, doc, x)
+	use, err := a.openHeld(ctx, doc, x)
 	if err != nil {
 		return nil, true, err
 	}
-	a.held.Store(x.ID, use.issuer)
+	a.held.Store(x.ID, use)
 	return use.issuer, false, nil
 }

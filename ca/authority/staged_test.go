@@ -16,7 +16,7 @@ func TestD22IssuerIsPreparedBeforeItSigns(t *testing.T) {
 	if _, err := Init(t.Context(), c, "test"); err != nil {
 		t.Fatal(err)
 	}
-	k := open(t, c)
+	k := driving(t, c)
 	first := k.issuer.Load()
 	begin := first.Chain()[0].NotBefore
 	const day = 24 * time.Hour
@@ -49,7 +49,7 @@ func TestD22IssuerIsPreparedBeforeItSigns(t *testing.T) {
 	if again := k.Document().Prepared(c.Domain).ID; again != prepared {
 		t.Error("another one was prepared")
 	}
-	k = open(t, c) // a restart in between
+	k = driving(t, c) // a restart in between
 	first = k.issuer.Load()
 	if k.due(k.Document().Prepared(c.Domain), first, time.Now().Add(23*time.Hour)) || !k.due(k.Document().Prepared(c.Domain), first, time.Now().Add(25*time.Hour)) {
 		t.Error("it should sign a day after it was prepared, which is the longest life of a leaf")
@@ -77,8 +77,8 @@ func TestD22IssuerIsPreparedBeforeItSigns(t *testing.T) {
 	}
 }
 
-// TestNextCRLNumberNeverGoesBack, whoever asks.
-func TestNextCRLNumberNeverGoesBack(t *testing.T) {
+// TestCRLNumbersNeverGoBack, whoever asks; who has not seen the last document gets none.
+func TestCRLNumbersNeverGoBack(t *testing.T) {
 	c := setup(t, t.TempDir())
 	if _, err := Init(t.Context(), c, "test"); err != nil {
 		t.Fatal(err)
@@ -87,11 +87,19 @@ func TestNextCRLNumberNeverGoesBack(t *testing.T) {
 	for range 3 {
 		k := open(t, c)
 		for range 2 {
-			n, err := k.NextCRLNumber(t.Context())
-			if err != nil || n <= last {
-				t.Fatalf("%d follows %d (%v)", n, last, err)
+			seen := k.Document()
+			at := time.Now().UTC().Truncate(time.Second)
+			if err := k.TakeCRL(t.Context(), seen, document.CRL{Number: 1, Time: at, Until: at.Add(time.Hour), Content: "x"}); err != nil {
+				t.Fatal(err)
 			}
-			last = n
+			crl := k.Document().State(c.Domain).LastCRL()
+			if crl.Number <= last || !crl.Time.Equal(at) || crl.Content != "x" {
+				t.Fatalf("%+v follows %d", crl, last)
+			}
+			last = crl.Number
+			if err := k.TakeCRL(t.Context(), seen, document.CRL{}); !errors.Is(err, ErrMoved) {
+				t.Errorf("by a document that is over: %v", err)
+			}
 		}
 	}
 }
@@ -102,7 +110,7 @@ func TestIssuerRetiredByAnOlderVersion(t *testing.T) {
 	if _, err := Init(t.Context(), c, "test"); err != nil {
 		t.Fatal(err)
 	}
-	k := open(t, c)
+	k := driving(t, c)
 	if err := k.renew(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -110,21 +118,22 @@ func TestIssuerRetiredByAnOlderVersion(t *testing.T) {
 		renewed time.Duration // ago
 		signers int
 	}{{time.Hour, 2}, {25 * time.Hour, 1}} {
-		next, err := k.Document().Next(k.data)
+		err := k.Change(t.Context(), func(next *Document) error {
+			as := next.Domains["cluster.local"].Authorities
+			for i := range as {
+				switch {
+				case as[i].State == StateRetiring:
+					as[i].Retired, as[i].Key, as[i].Created = nil, nil, time.Now().Add(-50*time.Hour)
+				case as[i].Kind == KindIssuer:
+					as[i].Created = time.Now().Add(-tc.renewed)
+				}
+			}
+			return nil
+		})
 		if err != nil {
 			t.Fatal(err)
 		}
-		as := next.Domains["cluster.local"].Authorities
-		for i := range as {
-			switch {
-			case as[i].State == StateRetiring:
-				as[i].Retired, as[i].Key, as[i].Created = nil, nil, time.Now().Add(-50*time.Hour)
-			case as[i].Kind == KindIssuer:
-				as[i].Created = time.Now().Add(-tc.renewed)
-			}
-		}
 		k.held.Clear()
-		k.snapshot.Store(next)
 		all, err := k.CRLSigners(t.Context())
 		if err != nil || len(all) != tc.signers {
 			t.Fatalf("renewed %s ago: %d signers, %v; want %d", tc.renewed, len(all), err, tc.signers)

@@ -96,7 +96,7 @@ func TestTake(t *testing.T) {
 			t.Errorf("the key of %s is %q, want %q", x.Name(), store, StoreState)
 		}
 	}
-	if d := inv.Document; inv.RenewedBy != RenewedByServer || d.Version != 1 || d.Generation != 1 || len(d.Logs) != 1 || d.Logs[0].ID != doc.LogID() || d.Created == nil {
+	if d := inv.Document; inv.RenewedBy != RenewedByServer || d.Version != 1 || d.Generation != 1 || len(d.Logs) != 1 || d.Logs[0].ID != doc.Logs[0].ID || d.Created == nil {
 		t.Errorf("%+v", inv)
 	}
 	if got := take(t, c, doc, true).RenewedBy; got != RenewedByFiles {
@@ -104,14 +104,14 @@ func TestTake(t *testing.T) {
 	}
 
 	// The next issuer, with a key in a store. The former one retires; and there is a root that does not sign.
-	made, err := ca.Create(t.Context(), ca.CreateConfig{Domain: c.Domain, LogID: doc.LogID(), Log: c.Log})
+	made, err := ca.Create(t.Context(), ca.CreateConfig{Domain: c.Domain, LogID: doc.Logs[0].ID, Log: c.Log})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if err := doc.Add(c.Domain, authority.KindRoot, authority.Key{}, c.Sealer, made.Root); err != nil {
 		t.Fatal(err)
 	}
-	next, err := ca.Create(t.Context(), ca.CreateConfig{Domain: c.Domain, LogID: doc.LogID(), Log: c.Log})
+	next, err := ca.Create(t.Context(), ca.CreateConfig{Domain: c.Domain, LogID: doc.Logs[0].ID, Log: c.Log})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -137,7 +137,7 @@ func TestTake(t *testing.T) {
 
 func TestTakeWithoutAnIssuer(t *testing.T) {
 	c, doc := setup(t)
-	made, err := ca.Create(t.Context(), ca.CreateConfig{Domain: c.Domain, LogID: doc.LogID(), Log: c.Log})
+	made, err := ca.Create(t.Context(), ca.CreateConfig{Domain: c.Domain, LogID: doc.Logs[0].ID, Log: c.Log})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -27,7 +27,7 @@ import (
 )
 
 // Format is the version of the document's layout; a binary refuses a higher one.
-const Format = 1
+const Format = 2
 
 // Document is the authority document: all that a server must agree on with others and with its own past. It lies in a
 // compare-and-swap store, authenticated and with sealed keys (decision D9), and is keyed by trust domain (D10).
@@ -37,6 +37,7 @@ type Document struct {
 	Previous string                  `json:"previous,omitempty"` // hex SHA-256 of the version before, MAC included
 	Domains  map[string]*DomainState `json:"domains"`            // by trust domain
 	Logs     []LogState              `json:"logs"`               // of each replica (decision D13)
+	Driver   *Driver                 `json:"driver,omitempty"`   // who prepares and activates; nil before the first did
 	Imported *Import                 `json:"imported,omitempty"` // the last time that it was restored
 }
 
@@ -46,13 +47,16 @@ type DomainState struct {
 	Authorities []Authority      `json:"authorities"`
 	Requested   *RequestedIssuer `json:"requested,omitempty"` // whose certificate a parent elsewhere is to sign
 	Revocations []Revocation     `json:"revocations,omitempty"`
-	CRLNumber   uint64           `json:"crlNumber,omitempty"` // of the last CRLs that somebody set out to sign
+	CRL         *CRL             `json:"crl,omitempty"`       // what the last CRLs are; nil: there were none, or see CRLNumber
+	CRLNumber   uint64           `json:"crlNumber,omitempty"` // of the last CRLs of a version that kept no more of them
 }
 
-// LogState names one replica's log.
+// LogState is a replica, and names its log.
 type LogState struct {
-	ID  uint32 `json:"id"`            // ca.MinLogID to ca.MaxLogID; leads every serial
-	Key string `json:"key,omitempty"` // public key of the issuance log; empty for a replica without one
+	ID           uint32     `json:"id"`                     // ca.MinLogID to ca.MaxLogID; leads every serial
+	Key          string     `json:"key,omitempty"`          // public key of the issuance log; empty for a replica without one
+	Replica      string     `json:"replica,omitempty"`      // its name; empty in a document of format 1, see Own
+	DeclaredDead *time.Time `json:"declaredDead,omitempty"` // when somebody said that it will not come back
 }
 
 // Authority is a root or an issuer.
@@ -87,7 +91,7 @@ const (
 	StateTainted  AuthorityState = "tainted"  // not to be trusted any more
 )
 
-// New returns a first document with a log ID for this server and no authority.
+// New returns a first document with a log ID, for who opens it, and no authority.
 func New() *Document {
 	return &Document{Format: Format, Version: 1, Domains: map[string]*DomainState{}, Logs: []LogState{{ID: NewLogID()}}}
 }
@@ -98,9 +102,6 @@ func NewLogID() uint32 {
 	rand.Read(b[:])
 	return ca.MinLogID + binary.BigEndian.Uint32(b[:])%(ca.MaxLogID-ca.MinLogID)
 }
-
-// LogID returns the log ID of this server, the only replica so far.
-func (d *Document) LogID() uint32 { return d.Logs[0].ID }
 
 // Key is an authority's key as it enters the document: by reference if a key store holds it, else itself, to be sealed.
 // The zero Key lies outside, such as that of a plugged-in issuer or of a root that is kept offline.
@@ -314,8 +315,8 @@ func Decode(data []byte, version uint64, s *keys.Sealer) (*Document, error) {
 	if d.Version != version {
 		return nil, fmt.Errorf("authority document says version %d and the store %d: it was put there from elsewhere", d.Version, version)
 	}
-	if len(d.Logs) == 0 {
-		return nil, errors.New("authority document lists no log")
+	if n := len(d.Logs); n == 0 || n > MaxReplicas {
+		return nil, fmt.Errorf("authority document lists %d replicas; 1 to %d are read", n, MaxReplicas)
 	}
 	for name, state := range d.Domains {
 		if state == nil {
@@ -350,21 +351,6 @@ func strictJSON(data []byte, v any) error {
 		return errors.New("there is more than one JSON value")
 	}
 	return nil
-}
-
-// CheckLog holds the log that a server writes to the one that the document lists: a log that is lost, or that another
-// one was put in place of, must not pass for the whole history.
-func (d *Document) CheckLog(have LogState) error {
-	listed := d.Logs[0]
-	switch {
-	case listed.Key == have.Key && (have.Key == "" || have.ID == listed.ID):
-		return nil
-	case have.Key == "":
-		return fmt.Errorf("the authority document lists the issuance log %s: set issuanceLog in the config to its folder; what is issued would be missing from it", listed.Key)
-	case listed.Key == "":
-		return errors.New("the authority document lists no issuance log yet: run `chancery authority init -c FILE` once")
-	}
-	return fmt.Errorf("the issuance log is %s, and the authority document lists %s: put the folder of that one back", have.Key, listed.Key)
 }
 
 // RequestedIssuer is an issuer that has a key and no certificate yet.

@@ -26,7 +26,8 @@ func FuzzDocument(f *testing.F) {
 		`{"format":1,"version":1,"domains":{"cluster.local":{"generation":1,"authorities":[{"id":"ab","kind":"root","state":"active","generation":1,` +
 			`"certificate":"","key":"AAAA","created":"2026-11-30T00:00:00Z"},{"id":"","kind":"issuer","state":"active","generation":1,"certificate":"x","keyRef":"file:00",` +
 			`"created":"2026-11-30T00:00:00Z"}],"requested":{"id":"x","created":"2026-11-30T00:00:00Z"}}},"logs":[{"id":16777216,"key":"a+b+c"}]}`,
-		`{"format":2}`, `{`, ``, `null`, `[]`,
+		`{"format":2,"version":1,"domains":{},"logs":[{"id":16777216,"replica":"a"},{"id":16777217,"replica":"b","declaredDead":"2026-11-30T00:00:00Z"}],"driver":{"replica":"a","term":1}}`,
+		`{"format":3}`, `{`, ``, `null`, `[]`,
 	} {
 		f.Add([]byte(text))
 	}
@@ -63,8 +64,12 @@ func FuzzDocument(f *testing.F) {
 
 // use calls what reads a document.
 func use(t *testing.T, d *Document, td trust.Domain, sealer *keys.Sealer) {
-	_ = d.LogID()
-	_ = d.CheckLog(LogState{ID: 1, Key: "a"})
+	if err := d.Register("a", LogState{ID: 1, Key: "a"}); err == nil && d.Own("a", "a").Check(LogState{ID: 1, Key: "a"}) != nil {
+		t.Error("a replica was registered with another log")
+	}
+	if _, err := d.Reissue(1); err != nil && d.Version < 1<<61 {
+		t.Error(err)
+	}
 	if b, err := d.Bundle(td); err == nil && len(b.Roots()) == 0 {
 		t.Error("a bundle without roots")
 	}

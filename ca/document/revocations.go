@@ -39,6 +39,54 @@ type Revocation struct {
 	Restored *time.Time `json:"restored,omitempty"` // when the identity was allowed new certificates
 	// Until is when the last certificate that it can mean has ended, after which it is forgotten. Nil: while it stands.
 	Until *time.Time `json:"until,omitempty"`
+	// Version of the document that had it first: a log that was searched for an earlier one may have more. Zero for those of
+	// format 1.
+	Version uint64 `json:"version,omitempty"`
+}
+
+// CRL says what the CRLs of one number are, those of all issuers. All replicas sign the same by it: a number stands for one
+// content (RFC 5280 section 5.2.3), whoever signed, so that verifiers may ask this replica now and that one then.
+type CRL struct {
+	Number uint64    `json:"number"`
+	Time   time.Time `json:"time"`  // of this number: certificates that had ended by then are not listed
+	Until  time.Time `json:"until"` // nextUpdate, unless the issuer ends before
+	// Content is a hash of the certificates on them; see package revocation. Empty: unknown.
+	Content string `json:"content,omitempty"`
+}
+
+// LastCRL returns what the last CRLs are. Without a content only the number counts.
+func (s *DomainState) LastCRL() CRL {
+	if s.CRL == nil {
+		return CRL{Number: s.CRLNumber}
+	}
+	return *s.CRL
+}
+
+// NextCRL takes the next number, for CRLs that are otherwise as c says.
+func (s *DomainState) NextCRL(c CRL) CRL {
+	c.Number = s.LastCRL().Number + 1
+	s.CRL, s.CRLNumber = &c, 0
+	return c
+}
+
+// SkipCRLs leaves out numbers which somebody may have used that this document does not know of. What the CRLs are stays.
+func (s *DomainState) SkipCRLs(by uint64) {
+	c := s.LastCRL()
+	c.Number += by
+	s.CRL, s.CRLNumber = &c, 0
+}
+
+// endedStays is how long the revocation of a certificate that has ended stays, so that clocks which are behind find it on
+// a CRL.
+const endedStays = time.Hour
+
+// NeedsResolved returns the version of the document from which on a log must have been searched to have all that is revoked.
+func (s *DomainState) NeedsResolved() uint64 {
+	var last uint64
+	for _, r := range s.Revocations {
+		last = max(last, r.Version)
+	}
+	return last
 }
 
 // Check says what is wrong with a predicate for a trust domain.
@@ -116,7 +164,7 @@ func (d *Document) Revocations(td trust.Domain) []Revocation {
 func (s *DomainState) dropOver(now time.Time) {
 	kept := s.Revocations[:0]
 	for _, r := range s.Revocations {
-		if r.Until == nil || now.Before(*r.Until) {
+		if r.Until == nil || now.Before(r.Until.Add(endedStays)) {
 			kept = append(kept, r)
 		}
 	}
@@ -142,7 +190,7 @@ func (d *Document) Revoke(td trust.Domain, r Revocation) (Revocation, error) {
 	}
 	b := make([]byte, 8)
 	rand.Read(b) // never fails
-	r.ID = hex.EncodeToString(b)
+	r.ID, r.Version = hex.EncodeToString(b), d.Version
 	state.Revocations = append(state.Revocations, r)
 	return r, nil
 }

@@ -17,6 +17,7 @@ import (
 
 	"github.com/chancery-project/chancery/ca"
 	"github.com/chancery-project/chancery/ca/authority"
+	"github.com/chancery-project/chancery/ca/board"
 	"github.com/chancery-project/chancery/ca/issuelog"
 	"github.com/chancery-project/chancery/trust"
 )
@@ -26,6 +27,7 @@ type Config struct {
 	Domain    trust.Domain
 	Authority *authority.Keeper
 	Issuance  *issuelog.Log // nil without one
+	Board     *board.Board  // where replicas tell each other; nil for a server that is alone
 	Logger    *slog.Logger
 	Metrics   prometheus.Registerer
 	Publish   func(*Lists) // called with each new state, one after the other; should not block
@@ -33,6 +35,7 @@ type Config struct {
 
 // Lists are what verifiers need, of one snapshot.
 type Lists struct {
+	Version uint64 // of the document that all of this was worked out from
 	Bundle  *trust.Bundle
 	CRLs    [][]byte // of every issuer; empty if one cannot have any
 	Issuers [][]byte // certificates of the CRLs' issuers, and those between them and the roots
@@ -50,23 +53,39 @@ type Manager struct {
 	version    uint64     // of the document that was looked at last; 0: none yet
 	raw        []byte     // its revocations
 	predicates *predicates
-	found      map[string]Certificate // by serial
+	found      map[string]Certificate // in the own log, by serial
 	resolved   bool                   // the log was read for these predicates,
 	upTo       int64                  // up to this index
+	pruned     time.Time              // what had left the CRLs by then was forgotten
 	dirty      bool                   // something changed that CRLs are made of
 	due        time.Time              // when to look at the CRLs in any case
+	at         *listing               // what our CRLs list; nil before the first
 	last       map[string]signed      // by keyOf
 	failing    time.Time              // see State
-	missing    time.Time              // since when an issuer should have a CRL and has none; zero: none does
+	without    time.Time              // since when an issuer should have a CRL and has none; zero: none does
 	published  *Lists
 	off, stale []string // see State
+
+	// Of several replicas; see replicas.go.
+	started      time.Time
+	changed      <-chan struct{}        // of the board, when notes were taken over
+	notes        []board.Note           // of others
+	tells        []board.Revoked        // what the own note says; nil: to be made anew from found
+	omitted      int                    // how much of found does not fit into it
+	all          map[string]Certificate // see union; nil: to be made anew
+	listed       uint64                 // version of the document whose replicas the board knows
+	differs      time.Time              // since when the CRLs do not list what they should; zero: they do
+	waiting      bool                   // for others to tell
+	acknowledged uint64                 // version of the document
+	blocked      error                  // why it cannot be acknowledged
 }
 
 // State is what can be said of the revocations at a moment.
 type State struct {
 	Revocations []authority.Revocation
 	Counts      []uint64  // certificates on CRLs, of each
-	MissingLogs []string  // of other replicas (decision D13)
+	MissingLogs []string  // whose certificates may be revoked without being on the CRLs (decision D13)
+	Blocked     error     // why the document is not acknowledged to other replicas, if there is a reason but Err
 	Off         []string  // why there are no CRLs; empty if there are
 	Stale       []string  // issuers whose CRL cannot be made anew, and what it lacks
 	Ends        time.Time // when the first CRL ends
@@ -76,7 +95,7 @@ type State struct {
 
 // New returns a manager. What the document says is refused from here on; CRLs come with Refresh or Run.
 func New(c Config) *Manager {
-	m := &Manager{config: c, looked: make(chan struct{}), found: map[string]Certificate{}, last: map[string]signed{}}
+	m := &Manager{config: c, looked: make(chan struct{}), found: map[string]Certificate{}, last: map[string]signed{}, started: time.Now()}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.look(c.Authority.Document())
@@ -101,7 +120,10 @@ func (m *Manager) look(doc *authority.Document) {
 	if m.version == doc.Version {
 		return
 	}
-	m.version, m.dirty = doc.Version, true // issuers may have changed
+	m.version, m.dirty, m.all = doc.Version, true, nil                                                         // issuers and replicas may have changed
+	if state := doc.Domains[m.config.Domain.String()]; state != nil && state.LastCRL().Time.Before(m.pruned) { // what was forgotten is on these CRLs
+		m.forget()
+	}
 	all := doc.Revocations(m.config.Domain)
 	raw, err := json.Marshal(all)
 	if err != nil { // it came from JSON
@@ -110,8 +132,14 @@ func (m *Manager) look(doc *authority.Document) {
 	if m.predicates != nil && bytes.Equal(raw, m.raw) {
 		return
 	}
-	m.raw, m.predicates, m.found, m.resolved, m.upTo = raw, arrange(m.config.Domain, all), map[string]Certificate{}, false, 0
+	m.raw, m.predicates = raw, arrange(m.config.Domain, all)
+	m.forget()
 	m.storeSet(false)
+}
+
+// forget has the log read again. Caller holds mu.
+func (m *Manager) forget() {
+	m.found, m.tells, m.all, m.resolved, m.upTo, m.pruned = map[string]Certificate{}, nil, nil, false, 0, time.Time{}
 }
 
 // storeSet makes a new Set. Caller holds mu.
@@ -127,6 +155,11 @@ func (m *Manager) storeSet(resolved bool) {
 	}
 	for serial := range m.found {
 		s.serials[serial] = true
+	}
+	for i := range m.notes {
+		for _, r := range m.notes[i].Revoked {
+			s.serials[r.Serial] = true
+		}
 	}
 	if old := m.set.Load(); !s.complete && old != nil { // what was known stays known while the rest is looked for
 		maps.Copy(s.serials, old.serials)
@@ -153,6 +186,7 @@ func (m *Manager) Run(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case <-m.config.Authority.Changed():
+		case <-m.news():
 		case <-timer.C:
 		}
 		err := m.Refresh(ctx)
@@ -169,8 +203,25 @@ func (m *Manager) Run(ctx context.Context) error {
 		} else {
 			wait = tick
 		}
-		timer.Reset(wait)
+		if m.isWaiting() {
+			timer.Reset(gather / 10)
+		} else {
+			timer.Reset(wait)
+		}
 	}
+}
+
+// news is closed once another replica says something that was not looked at.
+func (m *Manager) news() <-chan struct{} {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.changed
+}
+
+func (m *Manager) isWaiting() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.waiting
 }
 
 // Refresh brings everything up to date with document, log and time, and publishes it if it changed. It does little where
@@ -193,9 +244,11 @@ func (m *Manager) Refresh(ctx context.Context) error {
 func (m *Manager) refresh(ctx context.Context) error {
 	doc := m.config.Authority.Document()
 	m.look(doc)
+	m.takeNotes()
 	if err := m.resolve(ctx); err != nil {
 		return err
 	}
+	m.post(doc)
 	now := time.Now()
 	if !m.dirty && now.Before(m.due) {
 		return nil
@@ -204,20 +257,40 @@ func (m *Manager) refresh(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	crls, off, late, err := m.crls(ctx, signers, now)
+	life := crlLife
+	for _, s := range signers {
+		life = max(life, 2*s.MaxTTL) // so that what is left at half outlives every leaf
+	}
+	late := m.reach(ctx, now, life)
+	if m.at == nil {
+		return late
+	}
+	crls, off, failed, err := m.crls(ctx, signers, now)
 	if err != nil {
-		return err
+		return errors.Join(late, err)
 	}
 	bundle, err := doc.Bundle(m.config.Domain)
 	if err != nil {
 		return err
 	}
+	m.publish(&Lists{Version: doc.Version, Bundle: bundle, CRLs: crls}, signers, off)
+	late = errors.Join(late, failed)
+	if m.dirty, m.due = false, now.Add(lookEvery); late != nil || m.waiting {
+		m.due = now
+	}
+	if late == nil {
+		m.blocked = m.acknowledge(ctx, doc)
+	}
+	return late
+}
+
+// publish passes a new state on, if it is one. Caller holds mu.
+func (m *Manager) publish(next *Lists, signers []authority.CRLSigner, off []string) {
 	if len(off) > 0 && !slices.Equal(off, m.off) {
 		m.config.Logger.Warn("there are no CRLs", "reason", off)
 	}
 	m.off = off
-	next := &Lists{Bundle: bundle, CRLs: crls}
-	if len(crls) > 0 {
+	if len(next.CRLs) > 0 {
 		seen := map[string]bool{}
 		for _, s := range signers {
 			for _, x := range s.Chain {
@@ -232,10 +305,6 @@ func (m *Manager) refresh(ctx context.Context) error {
 		m.published = next
 		m.config.Publish(next)
 	}
-	if m.dirty, m.due = false, now.Add(lookEvery); late != nil {
-		m.due = now
-	}
-	return late
 }
 
 func (l *Lists) same(o *Lists) bool {
@@ -252,23 +321,21 @@ func (m *Manager) resolve(ctx context.Context) error {
 		return nil
 	}
 	known := len(m.found)
-	end, err := m.scan(ctx, m.predicates, m.upTo, func(c Certificate) error {
+	since := time.Now()
+	if state := m.config.Authority.Document().Domains[m.config.Domain.String()]; state != nil && state.LastCRL().Content != "" {
+		if at := state.LastCRL().Time; at.Before(since) { // the last CRLs list it still
+			since = at
+		}
+	}
+	end, err := m.scan(ctx, m.predicates, m.upTo, since, func(c Certificate) error {
 		m.found[c.Serial] = c
 		return nil
 	})
 	if err != nil {
 		return err
 	}
-	now := time.Now()
-	for serial, i := range m.predicates.serials {
-		if _, ok := m.found[serial]; !ok && m.predicates.all[i].Until != nil {
-			if c := (Certificate{Serial: serial, Revocation: i, NotAfter: *m.predicates.all[i].Until}); !c.gone(now) {
-				m.found[serial] = c
-			}
-		}
-	}
 	if !m.resolved || len(m.found) != known {
-		m.dirty = true
+		m.dirty, m.tells, m.all = true, nil, nil
 		m.storeSet(true)
 	}
 	m.resolved, m.upTo = true, end
@@ -277,9 +344,10 @@ func (m *Manager) resolve(ctx context.Context) error {
 
 // describe stores what can be said. Caller holds mu.
 func (m *Manager) describe(err error) {
-	s := &State{Revocations: m.predicates.all, Counts: make([]uint64, len(m.predicates.all)), Off: m.off, Stale: m.stale, Err: err, Failing: m.failing}
+	s := &State{Revocations: m.predicates.all, Counts: make([]uint64, len(m.predicates.all)), Off: m.off, Stale: m.stale, Blocked: m.blocked, Err: err, Failing: m.failing}
 	now := time.Now()
-	for _, c := range m.found {
+	doc := m.config.Authority.Document()
+	for _, c := range m.union(doc) {
 		if now.Before(c.NotAfter) {
 			s.Counts[c.Revocation]++
 		}
@@ -289,14 +357,8 @@ func (m *Manager) describe(err error) {
 			s.Ends = l.ends
 		}
 	}
-	for i, l := range m.config.Authority.Document().Logs {
-		switch {
-		case i == 0: // this server's
-		case l.Key == "":
-			s.MissingLogs = append(s.MissingLogs, fmt.Sprintf("the replica with log ID %d has no issuance log", l.ID))
-		default:
-			s.MissingLogs = append(s.MissingLogs, fmt.Sprintf("log %s of another replica cannot be reached from here", l.Key))
-		}
+	if doc.Domains[m.config.Domain.String()] != nil {
+		s.MissingLogs = m.missingLogs(doc)
 	}
 	m.state.Store(s)
 }
@@ -338,8 +400,52 @@ func (m *Manager) Revoke(ctx context.Context, r authority.Revocation, dryRun boo
 	if result.Revocation, err = m.store(ctx, r, found); err != nil {
 		return nil, err
 	}
-	result.Delayed = m.Refresh(ctx)
+	result.Delayed = m.settle(ctx)
+	m.count(result)
 	return result, nil
+}
+
+// settle is Refresh, until nobody is waited for.
+func (m *Manager) settle(ctx context.Context) error {
+	for {
+		changed := m.news()
+		if err := m.Refresh(ctx); err != nil || !m.isWaiting() {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-changed:
+		case <-time.After(gather / 10):
+		}
+	}
+}
+
+// count adds what others have found for a revocation.
+func (m *Manager) count(r *Result) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	i, ok := m.predicates.byID[r.Revocation]
+	if !ok {
+		return
+	}
+	own := map[string]bool{}
+	for _, c := range r.Certificates {
+		own[c.Serial] = true
+	}
+	now := time.Now()
+	var count uint64
+	for _, c := range m.union(m.config.Authority.Document()) {
+		if c.Revocation != i || !now.Before(c.NotAfter) || c.Issuer == "" {
+			continue
+		}
+		count++
+		if !own[c.Serial] && len(r.Certificates) < maxListed {
+			c.SPIFFEID = m.predicates.all[i].SPIFFEID
+			r.Certificates = append(r.Certificates, c)
+		}
+	}
+	r.Count = max(r.Count, count)
 }
 
 // store stores a revocation and takes over what was found for it. Under mu, so that Run does not come in between and read the
@@ -379,7 +485,7 @@ func (m *Manager) preview(ctx context.Context, r authority.Revocation) (*preview
 		return nil, err
 	}
 	out := new(preview)
-	out.upTo, err = m.scan(ctx, arrange(m.config.Domain, []authority.Revocation{r}), 0, func(c Certificate) error {
+	out.upTo, err = m.scan(ctx, arrange(m.config.Domain, []authority.Revocation{r}), 0, now, func(c Certificate) error {
 		switch {
 		case c.SPIFFEID == m.config.Domain.URI():
 			return fmt.Errorf("serial %s is that of a signing certificate; what hangs on it cannot be revoked one by one: make a new issuer", c.Serial)
@@ -426,7 +532,7 @@ func (m *Manager) room(ctx context.Context, now time.Time) (int, error) {
 // left is room for who holds mu.
 func (m *Manager) left(now time.Time) int {
 	left := MaxEntries
-	for _, c := range m.found {
+	for _, c := range m.union(m.config.Authority.Document()) {
 		if !c.gone(now) {
 			left--
 		}
@@ -455,7 +561,10 @@ func (m *Manager) adopt(stored authority.Revocation, p *preview) {
 	if m.predicates.needLog() {
 		p.upTo = min(p.upTo, m.upTo)
 	}
-	found := m.found
+	found, pruned := m.found, m.pruned
+	if doc.State(m.config.Domain).LastCRL().Time.Before(pruned) { // see look
+		return
+	}
 	m.look(doc)
 	for _, c := range slices.Concat(p.all, p.ended) {
 		c.Revocation = last
@@ -463,10 +572,7 @@ func (m *Manager) adopt(stored authority.Revocation, p *preview) {
 			found[c.Serial] = c
 		}
 	}
-	m.found, m.resolved, m.upTo = found, true, p.upTo
-	if stored.Serial != "" && len(p.all) == 0 {
-		m.found[stored.Serial] = Certificate{Serial: stored.Serial, Revocation: last, NotAfter: p.ends}
-	}
+	m.found, m.pruned, m.resolved, m.upTo = found, pruned, true, p.upTo
 	m.storeSet(true)
 }
 

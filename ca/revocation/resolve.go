@@ -31,6 +31,7 @@ func (c *Certificate) gone(now time.Time) bool { return now.After(c.NotAfter.Add
 type predicates struct {
 	domain  trust.Domain
 	all     []authority.Revocation
+	byID    map[string]int
 	serials map[string]int
 	ids     map[string][]int
 	nodes   map[[2]string][]int
@@ -39,8 +40,9 @@ type predicates struct {
 }
 
 func arrange(td trust.Domain, all []authority.Revocation) *predicates {
-	p := &predicates{domain: td, all: all, serials: map[string]int{}, ids: map[string][]int{}, nodes: map[[2]string][]int{}, names: map[string]bool{}, before: -1}
+	p := &predicates{domain: td, all: all, byID: map[string]int{}, serials: map[string]int{}, ids: map[string][]int{}, nodes: map[[2]string][]int{}, names: map[string]bool{}, before: -1}
 	for i, r := range all {
+		p.byID[r.ID] = i
 		switch {
 		case r.Serial != "":
 			p.serials[r.Serial] = i
@@ -111,13 +113,13 @@ func (p *predicates) mayMatch(raw []byte, now time.Time) bool {
 	if !bytes.Contains(raw, intentMark) {
 		return false
 	}
+	if _, ok := p.serials[string(textAfter(raw, serialMark))]; ok { // also of one that has ended: else it would pass for one that no log has
+		return true
+	}
 	if t, err := time.Parse(time.RFC3339Nano, string(textAfter(raw, notAfterMark))); err == nil && !t.After(now) {
 		return false
 	}
 	if p.before >= 0 {
-		return true
-	}
-	if _, ok := p.serials[string(textAfter(raw, serialMark))]; ok {
 		return true
 	}
 	node := textAfter(raw, nodeMark)
@@ -128,8 +130,9 @@ func (p *predicates) mayMatch(raw []byte, now time.Time) bool {
 var errNoLog = errors.New("without an issuance log it is not known which certificates that means: set `issuanceLog` in the server's config, " +
 	"run `chancery authority init` once, and start the server; what is issued from then on can be revoked so. A serial can be revoked without")
 
-// scan gives each certificate in the log that a predicate means and that is not gone, from an index on, and returns where the log ended.
-func (m *Manager) scan(ctx context.Context, p *predicates, from int64, each func(Certificate) error) (int64, error) {
+// scan gives each certificate in the log that a predicate means and that was not gone at a time, from an index on, and returns where
+// the log ended.
+func (m *Manager) scan(ctx context.Context, p *predicates, from int64, since time.Time, each func(Certificate) error) (int64, error) {
 	if m.config.Issuance == nil || len(p.all) == 0 {
 		return 0, nil
 	}
@@ -144,7 +147,7 @@ func (m *Manager) scan(ctx context.Context, p *predicates, from int64, each func
 			return 0, fmt.Errorf("finding revoked certificates: %w", err)
 		}
 	}
-	alive := now.Add(-endedStays)
+	alive := since.Add(-endedStays)
 	q := verify.Query{From: from, Keep: func(raw []byte) bool { return p.mayMatch(raw, alive) }}
 	err = r.Search(ctx, q, func(f verify.Found) error {
 		e := f.Entry
@@ -154,7 +157,7 @@ func (m *Manager) scan(ctx context.Context, p *predicates, from int64, each func
 		}
 		return each(Certificate{
 			Serial: e.Serial, SPIFFEID: e.SPIFFEID, Cluster: e.Requester.Cluster, Node: e.Requester.Node, Issuer: e.Issuer,
-			NotAfter: *e.NotAfter, Revocation: i,
+			NotAfter: e.NotAfter.UTC().Truncate(time.Second), Revocation: i,
 		})
 	})
 	if err != nil {

@@ -1,6 +1,7 @@
 package revocation
 
 import (
+	"bytes"
 	"context"
 	"crypto"
 	"crypto/ecdsa"
@@ -19,6 +20,7 @@ import (
 	"github.com/chancery-project/chancery/ca"
 	"github.com/chancery-project/chancery/ca/audit"
 	"github.com/chancery-project/chancery/ca/authority"
+	"github.com/chancery-project/chancery/ca/document"
 	"github.com/chancery-project/chancery/ca/files"
 	"github.com/chancery-project/chancery/ca/issuelog"
 	"github.com/chancery-project/chancery/ca/keys"
@@ -275,7 +277,10 @@ func TestKilledBetweenDocumentAndCRL(t *testing.T) {
 		t.Errorf("CRL number %v follows %v", next, number)
 	}
 	// A number that was taken and not used, as by a crash while signing, is not used again.
-	taken := must(w.keeper.NextCRLNumber(t.Context()))
+	if err := w.keeper.TakeCRL(t.Context(), w.keeper.Document(), document.CRL{Time: time.Now(), Until: time.Now().Add(crlLife), Content: "never signed"}); err != nil {
+		t.Fatal(err)
+	}
+	taken := w.keeper.Document().State(td).CRL.Number
 	w = w.restart()
 	w.refresh()
 	if last := w.crls()[must(w.keeper.Issuer()).SKI()].Number; last.Cmp(new(big.Int).SetUint64(taken)) <= 0 {
@@ -383,7 +388,7 @@ func (w *world) nextIssuer() (*x509.Certificate, crypto.Signer) {
 	root := must(doc.Active(td, authority.KindRoot))
 	key := must(root.OpenKey(w.t.Context(), td, w.config.Sealer, nil))
 	signer := must(ca.NewIssuer(ca.IssuerConfig{
-		Domain: td, Key: key, Chain: []*x509.Certificate{must(root.X509())}, Bundle: must(doc.Bundle(td)), LogID: doc.LogID(), Log: w.log,
+		Domain: td, Key: key, Chain: []*x509.Certificate{must(root.X509())}, Bundle: must(doc.Bundle(td)), LogID: w.keeper.LogID(), Log: w.log,
 	}))
 	cert, k, err := signer.NewIssuer(w.t.Context(), ca.DefaultIssuerTTL, audit.Requester{})
 	if err != nil {
@@ -431,20 +436,40 @@ func TestCRLsAreSignedEarly(t *testing.T) {
 	if len(w.published) != n || w.keeper.Document().Version != version {
 		t.Errorf("unchanged CRLs were published %d times more, the document went from version %d to %d", len(w.published)-n, version, w.keeper.Document().Version)
 	}
-	signers := must(w.keeper.CRLSigners(t.Context()))
-	id := signers[0].ID
+	id := must(w.keeper.Issuer()).SKI()
 	before := w.crls()[id]
-	have := w.manager.last[keyOf(&signers[0])]
-	signers[0].MaxTTL = time.Hour
-	made := must(w.manager.sign(t.Context(), &authority.CRLSigner{ID: id, Issuer: signers[0].Issuer, MaxTTL: time.Hour}, big.NewInt(1000), nil, time.Now()))
-	if !made.resign.IsZero() { // an issuer of 7 days has no longer CRL
-		t.Errorf("to be signed again at %s, though it ends with its issuer", made.resign)
-	}
-	have.resign = time.Now().Add(-time.Second)
-	w.manager.last[keyOf(&signers[0])], w.manager.due = have, time.Time{}
+	w = w.restart() // the same is signed again
 	w.refresh()
-	if after := w.crls()[id]; after.Number.Cmp(before.Number) <= 0 {
-		t.Errorf("past half of its life CRL %v was not signed anew: %v", before.Number, after.Number)
+	if after := w.crls()[id]; !bytes.Equal(after.RawTBSRevocationList, before.RawTBSRevocationList) || w.keeper.Document().Version != version {
+		t.Errorf("a restart made CRL %v of %v; the document went from version %d to %d", after.Number, before.Number, version, w.keeper.Document().Version)
+	}
+	w = w.change(func(d *authority.Document) error {
+		c := d.State(td).CRL
+		c.Time, c.Until = c.Time.Add(-crlLife/2), c.Until.Add(-crlLife/2)
+		return nil
+	})
+	w.refresh()
+	if after := w.crls()[id]; after.Number.Cmp(before.Number) <= 0 || after.NextUpdate.Before(before.NextUpdate) {
+		t.Errorf("past half of its life CRL %v was not signed anew: %v, until %s", before.Number, after.Number, after.NextUpdate)
+	}
+	last := w.keeper.Document().State(td).LastCRL()
+	if due(last, time.Now(), crlLife) || !due(last, time.Now(), crlLife+time.Second) {
+		t.Error("a CRL that is too short for today's leaves should be signed anew, and no other")
+	}
+}
+
+// TestNumbersOfFormat1GoOn: a document of an older version knows the last number and no more.
+func TestNumbersOfFormat1GoOn(t *testing.T) {
+	w := start(t, t.TempDir(), true)
+	w = w.change(func(d *authority.Document) error { d.State(td).CRLNumber = 41; return nil })
+	l := w.refresh()
+	for _, crl := range w.crls() {
+		if crl.Number.Int64() != 42 {
+			t.Errorf("number %v follows 41", crl.Number)
+		}
+	}
+	if state := w.keeper.Document().State(td); state.CRLNumber != 0 || state.CRL.Number != 42 || len(l.CRLs) != 1 {
+		t.Errorf("the document has %+v", state.CRL)
 	}
 }
 
@@ -496,7 +521,7 @@ func TestD13OtherReplicasLogsAreNamed(t *testing.T) {
 	})
 	w.refresh()
 	got := strings.Join(w.manager.State().MissingLogs, "; ")
-	for _, want := range []string{"log cluster.local/chancery/log/20000000+aabbccdd+key of another replica cannot be reached", "log ID 20000001 has no issuance log"} {
+	for _, want := range []string{"log cluster.local/chancery/log/20000000+aabbccdd+key of replica with log ID 20000000 cannot be reached", "log ID 20000001 has no issuance log"} {
 		if !strings.Contains(got, want) {
 			t.Errorf("%q is not in %q", want, got)
 		}
@@ -530,6 +555,9 @@ func TestD22PluggedInIssuerIsChanged(t *testing.T) {
 	w.revoke(authority.Predicate{Serial: serial(gone)})
 	replug(t, dir, x509.KeyUsageCertSign|x509.KeyUsageCRLSign)
 	w = w.restart(with)
+	if w.keeper.TakeLease(t.Context()) {
+		w.keeper.Mind(t.Context())
+	}
 	if must(w.keeper.Issuer()).SKI() == first.SKI() {
 		t.Fatal("the issuer was not changed")
 	}

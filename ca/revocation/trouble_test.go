@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/chancery-project/chancery/ca/authority"
+	"github.com/chancery-project/chancery/ca/document"
 	"github.com/chancery-project/chancery/trust"
 )
 
@@ -46,7 +47,7 @@ func TestD22KeyThatDoesNotOpenTakesNoCRLBack(t *testing.T) {
 	if err := w.manager.Refresh(t.Context()); err == nil || w.keeper.Document().Version != version {
 		t.Errorf("another try with nothing new to sign: %v, document %d -> %d", err, version, w.keeper.Document().Version)
 	}
-	w.manager.missing = time.Now().Add(-patience)
+	w.manager.without = time.Now().Add(-patience)
 	if err := w.manager.Refresh(t.Context()); err == nil || len(w.last().CRLs) > 0 {
 		t.Errorf("after %s: %v, %d CRLs", patience, err, len(w.last().CRLs))
 	}
@@ -71,10 +72,7 @@ func TestD22IssuerThatFailsHoldsUpNoOther(t *testing.T) {
 	before := w.crls()
 	w.manager.mu.Lock()
 	defer w.manager.mu.Unlock()
-	for k, x := range w.manager.last {
-		x.content[0]++ // as if each had to be signed anew
-		w.manager.last[k] = x
-	}
+	w.manager.at.Number++ // as if each had to be signed anew
 	lists, off, late, err := w.manager.crls(t.Context(), signers, time.Now())
 	if err != nil || late == nil || !strings.Contains(late.Error(), first) || !strings.Contains(late.Error(), "its last CRL stands until") || len(off) > 0 || len(lists) != 2 {
 		t.Fatalf("%d CRLs, off %v, late %v, error %v", len(lists), off, late, err)
@@ -100,32 +98,54 @@ func TestEndedCertificatesStayOnTheCRL(t *testing.T) {
 	w := start(t, t.TempDir(), true)
 	bad, other := w.issue(web, "n1"), w.issue(db, "n1")
 	w.revoke(authority.Predicate{SPIFFEID: web})
-	ends := func(at time.Time) {
-		c := w.manager.found[serial(bad)]
-		c.NotAfter = at
-		w.manager.found[serial(bad)], w.manager.due = c, time.Time{}
-	}
-	n := len(w.published)
-	for _, ago := range []time.Duration{time.Second, endedStays - time.Minute, endedStays + time.Minute} {
-		ends(time.Now().Add(-ago))
-		w.refresh()
-		if len(w.published) != n || !w.listed()[serial(bad)] {
-			t.Errorf("%s after its end: published %d times more; listed %v", ago, len(w.published)-n, w.listed()[serial(bad)])
+	since := func(ago time.Duration) map[string]bool { // the CRLs of a number that is taken so long after its end
+		w.manager.mu.Lock()
+		defer w.manager.mu.Unlock()
+		out := map[string]bool{}
+		for _, e := range w.manager.listingOf(w.keeper.Document(), document.CRL{Time: bad.NotAfter.Add(ago)}).entries {
+			out[e.serial] = true
 		}
-		if w.manager.State().Counts[0] != 0 {
-			t.Error("it counts as alive")
+		return out
+	}
+	for _, ago := range []time.Duration{-time.Minute, time.Second, endedStays - time.Second, endedStays} {
+		if !since(ago)[serial(bad)] {
+			t.Errorf("%s after its end it left the CRL before clocks that are behind can know that it has ended", ago)
 		}
 	}
-	ends(time.Now().Add(-endedStays + time.Minute))
-	w.revoke(authority.Predicate{Serial: "abcd"})
-	if !w.listed()[serial(bad)] {
-		t.Error("it left the CRL before clocks that are behind can know that it has ended")
+	if since(endedStays + time.Second)[serial(bad)] {
+		t.Error("it stays for ever")
 	}
-	ends(time.Now().Add(-endedStays - time.Minute))
+	// Time alone makes no new CRL.
+	n, version := len(w.published), w.keeper.Document().Version
+	w.manager.at.Time = bad.NotAfter.Add(2 * endedStays)
+	w.manager.prune(w.manager.at.Time)
+	if len(w.manager.found) != 0 {
+		t.Error("it is kept for ever")
+	}
+	w = w.restart()
+	w.manager.due = time.Time{}
+	w.refresh()
+	if w.keeper.Document().Version != version || !w.listed()[serial(bad)] {
+		t.Errorf("published %d times, document %d -> %d; listed %v", n, version, w.keeper.Document().Version, w.listed()[serial(bad)])
+	}
 	w.revoke(authority.Predicate{Serial: serial(other)})
-	if have := w.listed(); have[serial(bad)] || !have[serial(other)] {
+	if have := w.listed(); !have[serial(bad)] || !have[serial(other)] {
 		t.Errorf("listed: %v", have)
 	}
+}
+
+// TestForgottenEntriesComeBack: what had left the CRLs is found again where the document's time lies earlier than before, as after a
+// clock was set right.
+func TestForgottenEntriesComeBack(t *testing.T) {
+	w := start(t, t.TempDir(), true)
+	bad := w.issue(web, "n1")
+	w.revoke(authority.Predicate{SPIFFEID: web})
+	w.manager.prune(bad.NotAfter.Add(2 * endedStays))
+	if len(w.manager.found) != 0 {
+		t.Fatal("it was not forgotten")
+	}
+	w.revoke(authority.Predicate{Serial: "abcd"})
+	w.expect("again", []*x509.Certificate{bad}, nil)
 }
 
 // TestJustEndedIsFoundAfterARestart: the first CRL of a start lists it too.
@@ -137,7 +157,7 @@ func TestJustEndedIsFoundAfterARestart(t *testing.T) {
 		t.Fatal(err)
 	}
 	found := 0
-	if _, err := w.manager.scan(t.Context(), p, 0, func(c Certificate) error {
+	if _, err := w.manager.scan(t.Context(), p, 0, time.Now(), func(c Certificate) error {
 		found++
 		for _, x := range []struct {
 			at   time.Time
@@ -160,7 +180,7 @@ func TestFoundAsAnotherEnds(t *testing.T) {
 	w.revoke(authority.Predicate{SPIFFEID: web})
 	c := w.manager.found[serial(first)]
 	c.NotAfter = time.Now().Add(-2 * endedStays)
-	w.manager.found[serial(first)] = c
+	w.manager.found[serial(first)], w.manager.all = c, nil
 	second := w.issue(web, "n1") // its request passed the check before
 	if err := w.issuance.Sequence(); err != nil {
 		t.Fatal(err)
@@ -205,6 +225,9 @@ func TestD22OneKeyUnderTwoNames(t *testing.T) {
 		writePEM(t, filepath.Join(dir, "cacerts", name), trust.EncodeCertificates(must(x509.ParseCertificate(der))))
 	}
 	w = w.restart(with)
+	if w.keeper.TakeLease(t.Context()) {
+		w.keeper.Mind(t.Context())
+	}
 	for range 3 {
 		w.manager.due = time.Time{}
 		l := w.refresh()
@@ -228,6 +251,7 @@ func TestCRLEntriesAreBounded(t *testing.T) {
 			s := fmt.Sprintf("%040x", i+1)
 			w.manager.found[s] = Certificate{Serial: s, NotAfter: ends}
 		}
+		w.manager.all = nil
 	}
 	r := authority.Revocation{Predicate: authority.Predicate{SPIFFEID: web}, Time: time.Now(), Actor: "unix:test"}
 	fill(time.Now().Add(time.Hour))
@@ -236,6 +260,7 @@ func TestCRLEntriesAreBounded(t *testing.T) {
 	}
 	// Of two at the same time, each of which fits, the later is refused.
 	delete(w.manager.found, fmt.Sprintf("%040x", 1))
+	w.manager.all = nil
 	p := must(w.manager.preview(t.Context(), r))
 	fill(time.Now().Add(time.Hour))
 	if _, err := w.manager.store(t.Context(), r, p); err == nil || len(w.keeper.Document().Revocations(td)) > 0 {

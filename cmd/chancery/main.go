@@ -24,6 +24,7 @@ import (
 	"github.com/chancery-project/chancery/cmd/chancery/inspect"
 	"github.com/chancery-project/chancery/cmd/chancery/log"
 	"github.com/chancery-project/chancery/cmd/chancery/process"
+	"github.com/chancery-project/chancery/cmd/chancery/replica"
 	"github.com/chancery-project/chancery/cmd/chancery/revoke"
 	"github.com/chancery-project/chancery/cmd/chancery/server"
 	"github.com/chancery-project/chancery/cmd/chancery/state"
@@ -75,7 +76,7 @@ func newRoot() *cobra.Command {
 	authority.AddCommand(ceremony.Command(), ceremony.ImportCommand())
 	root.AddCommand(server.Command(), agent.Command(), dev.Command(), authority,
 		svid.Command(agent.DefaultSocket, dev.DefaultSocket()), inspect.Command(), log.Command(), revoke.Command(), revoke.RestoreCommand(),
-		status.Command(), doctor.Command(), state.Command())
+		status.Command(), doctor.Command(), state.Command(), replica.Command())
 	return root
 }
 

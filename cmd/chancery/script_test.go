@@ -16,11 +16,21 @@ import (
 	"time"
 
 	"github.com/rogpeppe/go-internal/testscript"
+
+	"github.com/chancery-project/chancery/ca/store/postgres/pgtest"
 )
 
 // TestMain makes this test binary the program that the scripts run.
 func TestMain(m *testing.M) {
-	testscript.Main(m, map[string]func(){"chancery": main})
+	testscript.Main(tests{m}, map[string]func(){"chancery": main})
+}
+
+type tests struct{ *testing.M }
+
+// Run ends what tests share.
+func (m tests) Run() int {
+	defer pgtest.Stop()
+	return m.M.Run()
 }
 
 // TestScripts runs testdata/script/*.txtar, each in a folder of its own, with the real command.

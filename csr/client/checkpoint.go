@@ -92,7 +92,8 @@ func (c *Client) seen() logs {
 
 // seeCheckpoints keeps the last checkpoint of each log and raises the alarm if one contradicts what was seen before:
 // then the log was rewritten, or shows different faces (decision D21). The one before is kept as evidence. known is
-// what had been seen before the server spoke, and is brought up to date.
+// what had been seen before the server spoke, and is brought up to date. The first is of the log of the server that speaks: that one
+// may not be older than known. Of other servers' logs it knows what they told it some time ago.
 func (c *Client) seeCheckpoints(texts []string, known logs) {
 	if len(texts) > maxLogs {
 		c.alarm("malformed", "the server has more issuance logs than are kept in mind", "logs", len(texts), "kept", maxLogs)
@@ -100,7 +101,7 @@ func (c *Client) seeCheckpoints(texts []string, known logs) {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for _, text := range texts {
+	for i, text := range texts {
 		next, err := parseCheckpoint(text)
 		if err != nil {
 			c.alarm("malformed", "a checkpoint of an issuance log cannot be read", "reason", err.Error())
@@ -111,10 +112,12 @@ func (c *Client) seeCheckpoints(texts []string, known logs) {
 			c.alarm("malformed", "the server has more issuance logs than are kept in mind", "log", next.origin, "kept", maxLogs)
 			continue
 		}
-		if c.isContradicted(next, known[next.origin], last) {
+		if c.isContradicted(next, known[next.origin], last, i == 0) {
 			continue
 		}
-		known[next.origin] = next
+		if k := known[next.origin]; k == nil || next.size >= k.size {
+			known[next.origin] = next
+		}
 		if last != nil && next.size < last.size { // overtaken
 			continue
 		}
@@ -126,12 +129,12 @@ func (c *Client) seeCheckpoints(texts []string, known logs) {
 }
 
 // isContradicted reports, with an alarm, whether a checkpoint contradicts one that came before it, or one that came
-// meanwhile.
-func (c *Client) isContradicted(next, before, meanwhile *checkpoint) bool {
+// meanwhile. Of the server's own log none is older than what came before.
+func (c *Client) isContradicted(next, before, meanwhile *checkpoint, own bool) bool {
 	for _, o := range []struct {
 		*checkpoint
 		before bool
-	}{{before, true}, {meanwhile, false}} {
+	}{{before, own}, {meanwhile, false}} {
 		if o.checkpoint == nil {
 			continue
 		}

@@ -90,6 +90,54 @@ func TestD21OvertakenCheckpointIsNoAlarm(t *testing.T) {
 	}
 }
 
+// D21: a server knows of other servers' logs what it was told some time ago: who comes from such a server has seen more. Of its own
+// log it cannot know less, and what differs at one size differs wherever it comes from.
+func TestD21CheckpointOfAnotherServersLog(t *testing.T) {
+	checkpoint := func(log string, size int, root string) string {
+		secret, _, err := note.GenerateKey(zeros{}, log)
+		if err != nil {
+			t.Fatal(err)
+		}
+		signer, err := note.NewSigner(secret)
+		if err != nil {
+			t.Fatal(err)
+		}
+		sum := sha256.Sum256([]byte(root))
+		text, err := note.Sign(&note.Note{Text: fmt.Sprintf("%s\n%d\n%s\n", log, size, base64.StdEncoding.EncodeToString(sum[:]))}, signer)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(text)
+	}
+	var log bytes.Buffer
+	c := New(Config{Logger: slog.New(slog.NewTextHandler(&log, nil))})
+	c.seeCheckpoints([]string{checkpoint("a", 11, "x"), checkpoint("b", 7, "y")}, c.seen()) // at a
+	atB := c.seen()
+	c.seeCheckpoints([]string{checkpoint("b", 9, "z"), checkpoint("a", 10, "w")}, atB)
+	c.seeCheckpoints([]string{checkpoint("b", 9, "z"), checkpoint("a", 11, "x")}, atB)
+	c.seeCheckpoints([]string{checkpoint("a", 11, "x"), checkpoint("b", 8, "v")}, c.seen()) // at a again
+	if log.Len() > 0 || len(c.Checkpoints()) != 2 || c.Checkpoints()[0] != checkpoint("a", 11, "x") || c.Checkpoints()[1] != checkpoint("b", 9, "z") {
+		t.Errorf("kept is %q; log: %s", c.Checkpoints(), &log)
+	}
+	for _, tc := range []struct {
+		texts []string
+		want  string
+	}{
+		{[]string{checkpoint("a", 10, "w"), checkpoint("b", 9, "z")}, "it has 10 entries; 11 were there before"},
+		{[]string{checkpoint("b", 9, "z"), checkpoint("a", 11, "other")}, "root hash at size 11"},
+	} {
+		log.Reset()
+		if c.seeCheckpoints(tc.texts, c.seen()); !strings.Contains(log.String(), tc.want) {
+			t.Errorf("the log says %q; want %q", log.String(), tc.want)
+		}
+	}
+}
+
+// zeros makes keys that are always the same.
+type zeros struct{}
+
+func (zeros) Read(p []byte) (int, error) { clear(p); return len(p), nil }
+
 // Whatever a server calls a checkpoint makes an error or one that does not contradict itself.
 func FuzzParseCheckpoint(f *testing.F) {
 	root := base64.StdEncoding.EncodeToString(make([]byte, 32))

@@ -24,7 +24,7 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 			Name: "chancery_agent_sync_last_update_timestamp_seconds", Help: "Unix time of the last roots and CRLs that were taken over.",
 		}),
 		updates: f.NewCounterVec(prometheus.CounterOpts{
-			Name: "chancery_agent_sync_updates_total", Help: "Roots and CRLs from the server, by result (applied, refused).",
+			Name: "chancery_agent_sync_updates_total", Help: "Roots and CRLs from the server, by result (applied, refused, older).",
 		}, []string{"result"}),
 		inconsistencies: f.NewCounterVec(prometheus.CounterOpts{
 			Name: "chancery_agent_log_inconsistencies_total", Help: "Checkpoints of issuance logs that contradict one seen before, by kind (shrunk, changed, key, malformed).",

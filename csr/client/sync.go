@@ -34,6 +34,9 @@ const (
 	// firstUpdate bounds the wait for the first update of a stream, which comes at once.
 	firstUpdate = 30 * time.Second
 
+	// catchUp is how long a server may take until it has the CRLs that another had already.
+	catchUp = 30 * time.Second
+
 	// reportEvery is how often it is looked whether what is reported has changed.
 	reportEvery = 10 * time.Second
 
@@ -115,7 +118,7 @@ func (c *Client) syncOnce(ctx context.Context, s SyncConfig) error {
 		return err
 	}
 	defer conn.Close()
-	known := c.seen()
+	known, opened := c.seen(), time.Now()
 	stream, err := chanceryv1.NewIssuanceClient(conn).Sync(ctx, grpc.MaxCallRecvMsgSize(maxUpdate))
 	if err != nil {
 		return err
@@ -146,7 +149,7 @@ func (c *Client) syncOnce(ctx context.Context, s SyncConfig) error {
 				defer connected.Dec()
 			}
 			c.seeCheckpoints(u.GetCheckpoints(), known)
-			c.take(u, s.Apply, state)
+			c.take(u, s.Apply, state, opened)
 		case <-changed:
 		case <-again.C:
 		case err := <-ended:
@@ -191,11 +194,17 @@ func receive(ctx context.Context, stream grpc.BidiStreamingClient[chanceryv1.Syn
 	return updates, ended
 }
 
-// take applies an update or refuses it, and notes which.
-func (c *Client) take(u *chanceryv1.SyncUpdate, apply func(*trust.Bundle) error, state *chanceryv1.SyncRequest) {
+// take applies an update or refuses it, and notes which. What is older than what another server has sent, when a stream begins, is
+// neither: that server is about to hear of it.
+func (c *Client) take(u *chanceryv1.SyncUpdate, apply func(*trust.Bundle) error, state *chanceryv1.SyncRequest, opened time.Time) {
 	bundle, err := c.readUpdate(u, time.Now())
 	if err == nil {
 		err = apply(bundle)
+	}
+	if older, is := errors.AsType[*trust.Older](err); is && state.GetAcknowledged() == 0 && time.Since(opened) < catchUp {
+		c.config.Metrics.updates.WithLabelValues("older").Inc()
+		c.config.Logger.Info("this server has older CRLs than one before; waiting for it to catch up", "version", u.GetVersion(), "reason", older.Error())
+		return
 	}
 	if err != nil {
 		state.Refused = clip(err.Error(), maxRefusal)
@@ -242,6 +251,9 @@ func (c *Client) readUpdate(u *chanceryv1.SyncUpdate, now time.Time) (*trust.Bun
 	if last != nil {
 		if err := crls.Follows(last.CRLs()); err != nil {
 			return nil, err
+		}
+		if bundle.SameRoots(last) && crls.Says(last.CRLs()) { // of another server: no news for those that we serve
+			crls = last.CRLs()
 		}
 	}
 	return bundle.WithCRLs(crls), nil

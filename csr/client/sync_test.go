@@ -357,6 +357,43 @@ func TestSyncComesBack(t *testing.T) {
 	}
 }
 
+// An agent that moves to a server which has not heard yet of the last CRLs waits for it to; it neither takes CRLs back nor complains. The
+// same CRLs with another server's signature are no news.
+func TestD13AgentMovesToAServerThatIsBehind(t *testing.T) {
+	w := newWorld(t)
+	s, addr := w.newSyncing()
+	c := w.config()
+	c.Server = addr
+	a := w.startSync(c)
+	st := s.next(t)
+	st.request()
+	st.push(w.update(1, 5))
+	had, _ := a.last()
+	st.end <- nil
+	st = s.next(t)
+	st.request()
+	if err := st.Send(w.update(7, 4)); err != nil {
+		t.Fatal(err)
+	}
+	five := w.update(8, 5)
+	crl := must(x509.ParseRevocationList(five.Crls[0]))
+	crl.ThisUpdate = must(x509.ParseRevocationList(had.CRLs().DER()[0])).ThisUpdate
+	crl.NextUpdate = must(x509.ParseRevocationList(had.CRLs().DER()[0])).NextUpdate
+	five.Crls[0] = must(x509.CreateRevocationList(rand.Reader, crl, w.made.Issuer, w.made.IssuerKey))
+	if r := st.push(five); r.GetAcknowledged() != 8 || r.GetRefused() != "" {
+		t.Errorf("it says %v", r)
+	}
+	if now, n := a.last(); n != 2 || now.CRLs() != had.CRLs() {
+		t.Errorf("%d updates were applied; the CRLs are others: %v", n, now.CRLs() != had.CRLs())
+	}
+	if n := a.metric("chancery_agent_sync_updates_total"); n != 3 || strings.Contains(a.log.String(), "level=ERROR") || !strings.Contains(a.log.String(), "older CRLs") {
+		t.Errorf("%v updates; the log says %s", n, a.log)
+	}
+	if r := st.push(w.update(9, 4)); !strings.Contains(r.GetRefused(), "number 5 was there before") { // now it goes back
+		t.Errorf("it says %v", r)
+	}
+}
+
 // The server's own certificate can be revoked: then it is a server no more.
 func TestSyncRefusesARevokedServer(t *testing.T) {
 	w := newWorld(t)

@@ -35,7 +35,7 @@ func lay(t *testing.T, dir string, ca *parenttest.CA, root *x509.Certificate) {
 }
 
 func parentIn(w *parenttest.World, dir string, l files.Layout, ttl time.Duration) *Parent {
-	return New(Config{Dir: dir, Layout: l, Domain: w.Domain, TTL: ttl, Log: w.Log, LogID: func() uint32 { return w.Keeper.Document().LogID() }})
+	return New(Config{Dir: dir, Layout: l, Domain: w.Domain, TTL: ttl, Log: w.Log, LogID: func() uint32 { return w.Keeper.LogID() }})
 }
 
 // The contract, as far as files can break it: a CA that is below the root or the root itself signs, is swapped for another

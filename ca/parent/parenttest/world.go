@@ -3,6 +3,7 @@
 package parenttest
 
 import (
+	"context"
 	"crypto"
 	"crypto/ecdsa"
 	"crypto/elliptic"
@@ -95,6 +96,16 @@ type World struct {
 
 	config  authority.Config
 	profile *ca.Profile
+	stop    func() // the server's hold on the lease
+}
+
+// alone is the store of a server that is the only one: the lease is always its own, and tests that live for weeks need not write it
+// to a disk each five seconds.
+type alone struct{ *castore.SQLite }
+
+// Hold implements store.Lease.
+func (alone) Hold(_ context.Context, holder string, _ time.Duration) (bool, string, error) {
+	return true, holder, nil
 }
 
 // Text is a log in memory.
@@ -130,7 +141,7 @@ func NewWorldWith(t testing.TB, store keys.Store) *World {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := &World{Domain: td, Registry: prometheus.NewRegistry(), Logged: new(Text)}
+	w := &World{Domain: td, Registry: prometheus.NewRegistry(), Logged: new(Text), stop: func() {}}
 	w.Root = NewCA(t, "root", nil, nil)
 	w.Above = NewCA(t, "above", w.Root, nil)
 	dir := t.TempDir()
@@ -151,13 +162,14 @@ func NewWorldWith(t testing.TB, store keys.Store) *World {
 		t.Fatal(err)
 	}
 	w.config = authority.Config{
-		Domain: td, Store: st, Sealer: sealer, Log: w.Log, Logger: slog.New(slog.NewTextHandler(w.Logged, nil)),
+		Domain: td, Store: alone{st}, Sealer: sealer, Log: w.Log, Logger: slog.New(slog.NewTextHandler(w.Logged, nil)),
 		Profiles: []*ca.Profile{w.profile, ca.ServerProfile()}, Roots: []*x509.Certificate{w.Root.Cert}, Parented: true, Keys: store,
 	}
 	if _, err := authority.Init(t.Context(), w.config, "test"); err != nil {
 		t.Fatal(err)
 	}
 	w.Open(t)
+	t.Cleanup(func() { w.stop() })
 	return w
 }
 
@@ -169,6 +181,22 @@ func (w *World) Open(t testing.TB) {
 		t.Fatal(err)
 	}
 	w.Keeper = k
+	if !k.TakeLease(t.Context()) {
+		t.Fatal("the server does not drive")
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	wg.Go(func() { // a renewal may take longer than a lease
+		for ctx.Err() == nil {
+			k.TakeLease(ctx)
+			select {
+			case <-ctx.Done():
+			case <-time.After(5 * time.Second):
+			}
+		}
+	})
+	w.stop()
+	w.stop = func() { cancel(); wg.Wait() }
 }
 
 // Renewer returns one for a parent, with fresh metrics.

@@ -19,6 +19,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/chancery-project/chancery/ca/authority"
+	"github.com/chancery-project/chancery/ca/replica"
 	"github.com/chancery-project/chancery/trust"
 )
 
@@ -36,6 +37,8 @@ const (
 	// checkEvery bounds a sleep: timers stop while a machine is suspended, the wall clock does not. And an admin may have
 	// imported an issuer meanwhile.
 	checkEvery = 10 * time.Second
+	// lookEvery is how often a server that does not drive changes looks whether it does.
+	lookEvery = time.Second
 	// spread is the half width of the window in which renewals fall, as a part of the lifetime.
 	spread = 0.1
 	// maxAhead is how far a parent's clock may be ahead: an issuer that begins later than this is refused.
@@ -113,6 +116,10 @@ func (r *Renewer) Err() error {
 func (r *Renewer) Run(ctx context.Context) error {
 	backoff := firstBackoff
 	for ctx.Err() == nil {
+		if !r.config.Authority.Drives() { // another server asks
+			sleep(ctx, lookEvery)
+			continue
+		}
 		if left := time.Until(r.due(time.Now())); left > 0 {
 			sleep(ctx, min(left, checkEvery))
 			continue
@@ -255,7 +262,7 @@ func (r *Renewer) count(err error) {
 
 func (r *Renewer) renew(ctx context.Context) error {
 	a, actor := r.config.Authority, "server, by its parent "+r.config.Name
-	der, err := a.Request(ctx, actor, false)
+	der, err := a.RequestByDriver(ctx, actor)
 	if err != nil {
 		return errOurs{err}
 	}
@@ -273,7 +280,9 @@ func (r *Renewer) renew(ctx context.Context) error {
 	if err := r.worthTaking(chain, time.Now()); err != nil {
 		return errUnfit{fmt.Errorf("parent %s: issuing certificate %q: %w", r.config.Name, chain[0].Subject, err)}
 	}
-	if err := a.Import(ctx, actor, chain); err != nil {
+	if err := a.ImportByDriver(ctx, actor, chain); errors.Is(err, replica.ErrNotDriver) {
+		return errOurs{err}
+	} else if err != nil {
 		return errUnfit{fmt.Errorf("parent %s: %w", r.config.Name, err)}
 	}
 	return nil

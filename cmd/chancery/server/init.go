@@ -71,8 +71,8 @@ func initialize(ctx context.Context, s *Settings, roots []*x509.Certificate, out
 		defer kept.Close()
 	}
 	doc, err := authority.Init(ctx, authority.Config{
-		Domain: s.domain, Store: st, Sealer: sealer, Log: log, Logger: slog.New(slog.DiscardHandler), Plugged: s.Issuer.plugged(),
-		IssuanceLog: listed, Keys: kept, KeyType: s.keys.Type(), RootTTL: s.lifetimes.Root, IssuerTTL: s.lifetimes.Issuer, Roots: roots,
+		Domain: s.domain, Store: st, Sealer: sealer, Log: log, Logger: slog.New(slog.DiscardHandler), Replica: s.place.Replica(), Mark: s.place.Mark(),
+		Plugged: s.Issuer.plugged(), IssuanceLog: listed, Keys: kept, KeyType: s.keys.Type(), RootTTL: s.lifetimes.Root, IssuerTTL: s.lifetimes.Issuer, Roots: roots,
 	}, process.UserName(uint32(os.Getuid())))
 	if err != nil {
 		return err
@@ -125,7 +125,7 @@ func alreadyMade(ctx context.Context, s *Settings, st store.Store, data []byte, 
 		}
 		have = fmt.Errorf("%w; %s was missing and has been written", have, s.rootsFile())
 	}
-	made, err := issuance.Attach(ctx, s.IssuanceLog, authority.Config{Domain: s.domain, Store: st, Sealer: sealer}, doc)
+	made, err := issuance.Attach(ctx, s.IssuanceLog, authority.Config{Domain: s.domain, Store: st, Sealer: sealer, Replica: s.place.Replica(), Mark: s.place.Mark()}, doc)
 	if err != nil {
 		return err
 	}

@@ -195,7 +195,7 @@ func (s *Settings) withAuthority(ctx context.Context, f func(c authority.Config,
 		defer kept.Close()
 	}
 	return f(authority.Config{
-		Domain: s.domain, Store: st, Sealer: sealer, Log: log, Logger: logger, Plugged: s.Issuer.plugged(), IssuanceLog: listed,
+		Domain: s.domain, Store: st, Sealer: sealer, Log: log, Logger: logger, Replica: s.place.Replica(), Mark: s.place.Mark(), Plugged: s.Issuer.plugged(), IssuanceLog: listed,
 		Profiles: []*ca.Profile{s.profile, ca.ServerProfile()}, Keys: kept, KeyType: s.keys.Type(), RootTTL: s.lifetimes.Root, IssuerTTL: s.lifetimes.Issuer,
 	}, process.UserName(uint32(os.Getuid())))
 }

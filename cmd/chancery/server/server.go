@@ -122,6 +122,9 @@ func (s *Server) openState(ctx context.Context) (err error) {
 	if s.log, err = audit.Open(c.AuditLog); err != nil {
 		return err
 	}
+	if err := s.firstLog(ctx); err != nil {
+		return err
+	}
 	var listed authority.LogState
 	if s.issuance, listed, err = issuance.Open(c.IssuanceLog, s.log, s.logger); err != nil {
 		return err
@@ -133,8 +136,8 @@ func (s *Server) openState(ctx context.Context) (err error) {
 		return c.wrong(err)
 	}
 	s.authority, err = authority.Open(ctx, authority.Config{
-		Domain: c.domain, Store: s.store, Sealer: s.sealer, Log: s.log, Logger: s.logger, Plugged: c.Issuer.plugged(), Keys: s.keys, KeyType: c.keys.Type(), RootTTL: c.lifetimes.Root, IssuerTTL: c.lifetimes.Issuer,
-		IssuanceLog: listed, Profiles: []*ca.Profile{c.profile, ca.ServerProfile()}, Parented: c.parent != nil,
+		Domain: c.domain, Store: s.store, Sealer: s.sealer, Log: s.log, Logger: s.logger, Replica: c.place.Replica(), Mark: c.place.Mark(), Plugged: c.Issuer.plugged(), Keys: s.keys, KeyType: c.keys.Type(),
+		RootTTL: c.lifetimes.Root, IssuerTTL: c.lifetimes.Issuer, IssuanceLog: listed, Profiles: []*ca.Profile{c.profile, ca.ServerProfile()}, Parented: c.parent != nil,
 	})
 	if err != nil {
 		return err
@@ -142,6 +145,25 @@ func (s *Server) openState(ctx context.Context) (err error) {
 	s.parent, err = c.parent.Open(parents.Env{
 		Domain: c.domain, Authority: s.authority, Log: s.log, Logger: s.logger, Metrics: s.registry, MinLife: c.profile.DefaultTTL(),
 	})
+	return err
+}
+
+// firstLog makes the issuance log of a replica that the document does not list, or not as alive. One that is listed has a log, or had
+// one, whose loss must not pass in silence.
+func (s *Server) firstLog(ctx context.Context) error {
+	c := s.settings
+	data, version, err := s.store.Load(ctx)
+	if err != nil {
+		return c.explainStore(err)
+	}
+	doc, err := authority.DecodeDocument(data, version, s.sealer)
+	if err != nil {
+		return err
+	}
+	made, err := issuance.First(c.IssuanceLog, authority.Config{Domain: c.domain, Replica: c.place.Replica()}, doc)
+	if made {
+		s.logger.Info("issuance log made", "dir", c.IssuanceLog, "replica", c.place.Replica())
+	}
 	return err
 }
 

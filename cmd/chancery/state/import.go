@@ -3,6 +3,7 @@ package state
 import (
 	"context"
 	"crypto/rand"
+	"crypto/sha256"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -20,6 +21,7 @@ import (
 	"github.com/chancery-project/chancery/ca/backup"
 	"github.com/chancery-project/chancery/ca/document"
 	"github.com/chancery-project/chancery/ca/keys"
+	"github.com/chancery-project/chancery/ca/replica"
 	"github.com/chancery-project/chancery/ca/store"
 	"github.com/chancery-project/chancery/cmd/chancery/process"
 	"github.com/chancery-project/chancery/cmd/chancery/server"
@@ -112,7 +114,7 @@ func restore(ctx context.Context, s *server.Settings, path string, ask asked, ou
 		return err
 	}
 	actor := fmt.Sprintf("%s (%s)", cmpOr(ask.as, "nobody"), process.UserName(uint32(os.Getuid())))
-	next, err := r.from.Reissue(r.export.Document, seen, document.Import{Time: time.Now().UTC().Truncate(time.Second), Actor: actor, Exported: r.export.Time})
+	next, err := r.from.ReissueBy(seen, document.Import{Time: time.Now().UTC().Truncate(time.Second), Actor: actor, Exported: r.export.Time})
 	if err != nil {
 		return err
 	}
@@ -272,11 +274,15 @@ func (r *restoring) write(ctx context.Context, next *document.Document, actor st
 	} else {
 		err = r.store.Replace(ctx, r.version, next.Version, data)
 	}
-	if err == nil {
-		return nil
+	if err != nil {
+		if got, version, loadErr := r.store.Load(ctx); loadErr != nil || version != next.Version || string(got) != string(data) {
+			return err
+		} // else it happened all the same
 	}
-	if got, version, loadErr := r.store.Load(ctx); loadErr == nil && version == next.Version && string(got) == string(data) {
-		return nil // it happened all the same
+	// This server has seen the document now; it would refuse to start without a mark that says so.
+	sum := sha256.Sum256(data)
+	if err := replica.WriteMark(r.settings.Place().Mark(), r.settings.Domain(), r.sealer, replica.Mark{Version: next.Version, Hash: hex.EncodeToString(sum[:])}); err != nil {
+		return fmt.Errorf("the state is restored, as version %d, but the mark is not written: %w", next.Version, err)
 	}
-	return err
+	return nil
 }

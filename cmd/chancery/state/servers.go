@@ -4,12 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"slices"
 	"time"
 
 	"github.com/chancery-project/chancery/ca/board"
 	"github.com/chancery-project/chancery/ca/document"
+	"github.com/chancery-project/chancery/ca/replica"
 	"github.com/chancery-project/chancery/cmd/chancery/process"
 	"github.com/chancery-project/chancery/cmd/chancery/server/adminsocket"
 )
@@ -47,7 +49,13 @@ func (r *restoring) readBoard(ctx context.Context) error {
 	return nil
 }
 
-// marked returns the highest version that this server has seen.
+// marked returns the highest version that this server has seen; 0 if it keeps no mark.
 func (r *restoring) marked() (uint64, error) {
-	return 0, nil
+	m, err := replica.ReadMark(r.settings.Place().Mark(), r.settings.Domain(), r.sealer)
+	if errors.Is(err, fs.ErrNotExist) {
+		return 0, nil
+	} else if err != nil {
+		return 0, fmt.Errorf("%w; move it away, and give the highest version that is known as --above", err)
+	}
+	return m.Version, nil
 }

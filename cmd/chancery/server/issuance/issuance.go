@@ -57,12 +57,28 @@ func Open(dir string, log *audit.Log, logger *slog.Logger) (*issuelog.Log, autho
 	return l, s, err
 }
 
-// Attach makes the log of an authority that was made before its config named one, and lists it in the document.
-func Attach(ctx context.Context, dir string, c authority.Config, doc *authority.Document) (made bool, err error) {
-	if dir == "" || doc.Logs[0].Key != "" {
+// First makes the log of a replica that a document does not list as alive, if there is none in the folder.
+func First(dir string, c authority.Config, doc *authority.Document) (made bool, err error) {
+	if dir == "" {
 		return false, nil
 	}
-	if c.IssuanceLog, err = Create(dir, c.Domain, doc.LogID()); err != nil {
+	if _, err := issuelog.PublicKey(dir); !errors.Is(err, fs.ErrNotExist) {
+		return false, nil // Open says what is wrong with it
+	}
+	if own := c.Own(doc); own != nil && own.DeclaredDead == nil {
+		return false, nil
+	}
+	_, err = Create(dir, c.Domain, authority.NewLogID())
+	return err == nil, err
+}
+
+// Attach makes the log of an authority that was made before its config named one, and lists it in the document.
+func Attach(ctx context.Context, dir string, c authority.Config, doc *authority.Document) (made bool, err error) {
+	own := c.Own(doc)
+	if dir == "" || own == nil || own.Key != "" {
+		return false, nil
+	}
+	if c.IssuanceLog, err = Create(dir, c.Domain, own.ID); err != nil {
 		return false, err
 	}
 	if err := authority.AttachLog(ctx, c); err != nil {

@@ -88,7 +88,7 @@ func (p *Place) open(e Env) (renewal.Parent, error) {
 	switch c := p.config; p.kind {
 	case "files":
 		cfg := parentfiles.Config{Dir: c.Files.CACerts, Layout: files.CACerts, Domain: e.Domain, TTL: p.lifetime, Log: e.Log,
-			LogID: func() uint32 { return e.Authority.Document().LogID() }}
+			LogID: e.Authority.LogID}
 		if c.Files.TLS != "" {
 			cfg.Dir, cfg.Layout = c.Files.TLS, files.TLS
 		}

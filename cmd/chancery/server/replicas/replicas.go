@@ -47,16 +47,12 @@ func Open(c Config) *Desk { return &Desk{config: c} }
 // lookEvery is how exactly it is known when the document changed; it is judged in minutes.
 const lookEvery = 5 * time.Second
 
-// Run looks after the document's changes, and has the board forget who is not listed any more, until ctx ends.
+// Run looks after the document's changes until ctx ends.
 func (d *Desk) Run(ctx context.Context) error {
 	ticker := time.NewTicker(lookEvery)
 	defer ticker.Stop()
 	for {
-		doc := d.config.Authority.Document()
-		d.note(doc.Version)
-		d.config.Board.Forget(func(name string) bool {
-			return slices.ContainsFunc(doc.Logs, func(l authority.LogState) bool { return l.Replica == name })
-		})
+		d.note(d.config.Authority.Document().Version)
 		select {
 		case <-ctx.Done():
 			return nil
@@ -142,7 +138,9 @@ func List(doc *authority.Document, own string, notes []board.Note, trouble map[s
 		}
 		all = append(all, r)
 	}
-	slices.SortStableFunc(all, func(a, b *chanceryv1.Replica) int { return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.LogId, b.LogId)) })
+	slices.SortStableFunc(all, func(a, b *chanceryv1.Replica) int {
+		return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.LogId, b.LogId))
+	})
 	return all
 }
 

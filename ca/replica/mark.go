@@ -1,0 +1,200 @@
+package replica
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"time"
+
+	"github.com/chancery-project/chancery/ca/document"
+	"github.com/chancery-project/chancery/ca/durable"
+	"github.com/chancery-project/chancery/ca/keys"
+	"github.com/chancery-project/chancery/trust"
+)
+
+// This file is about marks (decision D9): what shows that the store was rolled back. One lies in a file of the replica's own; the
+// other the agents carry from server to server.
+
+// Mark is the highest version that was seen.
+type Mark struct {
+	Version uint64
+	Hash    string // of that version's stored form, in hex; empty with version 0
+}
+
+// markFile is how a mark lies in a file.
+type markFile struct {
+	Format      int    `json:"format"`
+	TrustDomain string `json:"trustDomain"`
+	Version     uint64 `json:"version"`
+	Hash        string `json:"hash,omitempty"`
+	MAC         []byte `json:"mac"`
+}
+
+const maxMarkFile = 64 << 10
+
+func (m *markFile) text() []byte {
+	return fmt.Appendf(nil, "chancery mark file v1\n%s\n%d\n%s\n", m.TrustDomain, m.Version, m.Hash)
+}
+
+// ReadMark reads a mark. An error is fs.ErrNotExist if there is none.
+func ReadMark(path string, td trust.Domain, s *keys.Sealer) (Mark, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return Mark{}, fmt.Errorf("reading mark: %w", err)
+	}
+	defer f.Close()
+	data, err := io.ReadAll(io.LimitReader(f, maxMarkFile+1))
+	if err != nil {
+		return Mark{}, fmt.Errorf("reading mark %s: %w", path, err)
+	}
+	var m markFile
+	dec := json.NewDecoder(bytes.NewReader(data))
+	dec.DisallowUnknownFields()
+	switch err := dec.Decode(&m); {
+	case len(data) > maxMarkFile:
+		return Mark{}, fmt.Errorf("reading mark %s: it has more than %d bytes", path, maxMarkFile)
+	case err != nil:
+		return Mark{}, fmt.Errorf("reading mark %s: it is damaged: %w", path, err)
+	case m.Format != 1:
+		return Mark{}, fmt.Errorf("reading mark %s: it has format %d; this binary knows 1: use a newer one", path, m.Format)
+	case m.TrustDomain != td.String():
+		return Mark{}, fmt.Errorf("reading mark %s: it is of trust domain %.80q, not of %s", path, m.TrustDomain, td)
+	case !s.CheckMAC(m.text(), m.MAC):
+		return Mark{}, fmt.Errorf("reading mark %s: it was not written with this sealing key, or was changed since", path)
+	}
+	return Mark{m.Version, m.Hash}, nil
+}
+
+// WriteMark writes a mark, whole or not at all.
+func WriteMark(path string, td trust.Domain, s *keys.Sealer, m Mark) error {
+	f := markFile{Format: 1, TrustDomain: td.String(), Version: m.Version, Hash: m.Hash}
+	f.MAC = s.MAC(f.text())
+	data, err := json.Marshal(f)
+	if err == nil {
+		err = durable.Replace(path, append(data, '\n'), 0o600)
+	}
+	if err != nil {
+		return fmt.Errorf("writing mark %s: %w", path, err)
+	}
+	return nil
+}
+
+// checkMark holds a document that was loaded at start to the mark.
+func (h *Hold) checkMark(d *document.Document, data []byte) error {
+	c := h.config
+	if c.Mark == "" {
+		return nil
+	}
+	m, err := ReadMark(c.Mark, c.Domain, c.Sealer)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return h.mayLackMark(d)
+	case err != nil:
+		return fmt.Errorf("%w; it says what this replica has seen of the authority document. Put it back; if it is lost, "+
+			"take it away and `chancery replica forget %s`, so that this replica is registered anew", err, c.Name)
+	}
+	const has = "the store has %s, and this replica has seen version %d, as %s says"
+	switch {
+	case d.Version < m.Version:
+		return rolledBack(has, fmt.Sprintf("version %d", d.Version), m.Version, c.Mark)
+	case d.Version == m.Version && sum(data) != m.Hash:
+		return rolledBack(has, fmt.Sprintf("another version %d", d.Version), m.Version, c.Mark)
+	case d.Version == m.Version+1 && m.Version > 0 && d.Previous != m.Hash:
+		return rolledBack(has, fmt.Sprintf("a version %d that does not follow it", d.Version), m.Version, c.Mark)
+	}
+	h.marked = m.Version
+	return nil
+}
+
+// mayLackMark returns an error if there should be a mark: once the document lists a replica, it has seen that document.
+func (h *Hold) mayLackMark(d *document.Document) error {
+	c := h.config
+	own := d.Own(c.Name, c.Issuance.Key)
+	switch {
+	case own == nil || own.DeclaredDead != nil:
+		return nil
+	case own.Replica == "":
+		c.Logger.Info("from now on the highest version of the authority document that was seen is noted, so that an older one is refused", "mark", c.Mark, "version", d.Version)
+		return nil
+	}
+	return fmt.Errorf("the mark %s is missing, which says what this replica, %s, has seen of the authority document: an older document would not be noticed. "+
+		"Put it back; if it is lost, `chancery replica forget %s`, so that this replica is registered anew", c.Mark, own.Replica, own.Replica)
+}
+
+// putMark writes the mark for the document in use. Caller holds mu or is alone.
+func (h *Hold) putMark() error {
+	d := h.snapshot.Load()
+	if h.config.Mark == "" || h.marked == d.Version {
+		return nil
+	}
+	if err := WriteMark(h.config.Mark, h.config.Domain, h.config.Sealer, Mark{d.Version, sum(h.data)}); err != nil {
+		return err
+	}
+	h.marked = d.Version
+	return nil
+}
+
+// told is what agents know of documents that this replica has not.
+type told struct {
+	version uint64
+	since   time.Time // when we last caught up with what we were told
+}
+
+// behindFor is how long a replica may lack a document that an agent knows of: it is loaded at once, where the store is sound.
+const behindFor = 30 * time.Second
+
+func (h *Hold) markText(version uint64) []byte {
+	return fmt.Appendf(nil, "chancery document mark v1\n%s\n%d\n", h.config.Domain, version)
+}
+
+// Mark returns what agents are told of the document in use, and bring back: to another server, maybe.
+func (h *Hold) Mark() (version uint64, mac []byte) {
+	version = h.Document().Version
+	return version, h.config.Sealer.MAC(h.markText(version))
+}
+
+// CheckMark takes a mark that an agent brings. If it tells of a newer document, that is looked for at once; see Err. An error
+// says that the mark is not one of ours.
+func (h *Hold) CheckMark(version uint64, mac []byte) error {
+	if !h.config.Sealer.CheckMAC(h.markText(version), mac) {
+		return fmt.Errorf("the mark of document version %d was not made with this sealing key", version)
+	}
+	for {
+		was := h.told.Load()
+		if version <= h.Document().Version || was != nil && version <= was.version {
+			return nil
+		}
+		now := &told{version, time.Now()}
+		if was != nil && was.version > h.Document().Version {
+			now.since = was.since
+		}
+		if h.told.CompareAndSwap(was, now) {
+			h.Wake()
+			return nil
+		}
+	}
+}
+
+// caughtUp gives a replica that gets ahead more time to load the rest.
+func (h *Hold) caughtUp() {
+	if was := h.told.Load(); was != nil && was.version > h.Document().Version {
+		h.told.CompareAndSwap(was, &told{was.version, time.Now()})
+	}
+}
+
+// behind returns an error if an agent knows of a document that we could not get.
+func (h *Hold) behind(now time.Time) error {
+	t, have := h.told.Load(), h.Document().Version
+	if t == nil || t.version <= have || now.Sub(t.since) < behindFor {
+		return nil
+	}
+	_, why := h.Fresh()
+	if why != nil {
+		return fmt.Errorf("an agent has seen version %d of the authority document, and this replica has version %d: %w", t.version, have, why)
+	}
+	return rolledBack("an agent has seen version %d, and the store has version %d", t.version, have)
+}

@@ -68,6 +68,7 @@ type Manager struct {
 
 	// Of several replicas; see replicas.go.
 	started      time.Time
+	gather       time.Duration          // see the constant
 	changed      <-chan struct{}        // of the board, when notes were taken over
 	notes        []board.Note           // of others
 	tells        []board.Revoked        // what the own note says; nil: to be made anew from found
@@ -95,7 +96,7 @@ type State struct {
 
 // New returns a manager. What the document says is refused from here on; CRLs come with Refresh or Run.
 func New(c Config) *Manager {
-	m := &Manager{config: c, looked: make(chan struct{}), found: map[string]Certificate{}, last: map[string]signed{}, started: time.Now()}
+	m := &Manager{config: c, looked: make(chan struct{}), found: map[string]Certificate{}, last: map[string]signed{}, started: time.Now(), gather: gather}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.look(c.Authority.Document())

@@ -298,7 +298,7 @@ func (m *Manager) mayTake(ctx context.Context, doc *authority.Document, last doc
 	if m.differs.IsZero() {
 		m.differs = now
 	}
-	if now.Sub(m.differs) < gather && m.gathering(doc, now) {
+	if now.Sub(m.differs) < m.gather && m.gathering(doc, now) {
 		m.waiting = true
 		return nil
 	}
@@ -389,4 +389,55 @@ func (m *Manager) acknowledge(ctx context.Context, doc *authority.Document) erro
 	m.acknowledged = doc.Version
 	b.Own(func(n *board.Note) { n.Acknowledged = doc.Version })
 	return nil
+}
+
+// Acknowledged returns once each other replica that nobody declared dead works by a version of the document, or a later one: it has
+// published CRLs of all issuers in it to its agents, and can sign with the one that waits to. When ctx ends before, the error names those
+// that do not, or says why this one does not.
+func (m *Manager) Acknowledged(ctx context.Context, version uint64) error {
+	b := m.config.Board
+	if b == nil {
+		return nil
+	}
+	for {
+		changed := b.Changed()
+		waits := m.unacknowledged(version)
+		if len(waits) == 0 {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("version %d of the authority document is not acknowledged by %s", version, strings.Join(waits, ", "))
+		case <-changed:
+		case <-time.After(gather / 10): // this one's own does not show there
+		}
+	}
+}
+
+// unacknowledged names the replicas that have not acknowledged a version of the document.
+func (m *Manager) unacknowledged(version uint64) (out []string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.takeNotes()
+	doc := m.config.Authority.Document()
+	if m.acknowledged < version {
+		why := m.state.Load().Err
+		if m.blocked != nil {
+			why = m.blocked
+		}
+		out = append(out, fmt.Sprintf("this replica (%v)", why))
+	}
+	for _, l := range m.others(doc) {
+		switch n := m.noteOf(l); {
+		case l.DeclaredDead != nil || n != nil && n.Acknowledged >= version:
+		case n == nil:
+			out = append(out, fmt.Sprintf("replica %s, which was never heard of", nameOf(l)))
+		default:
+			out = append(out, fmt.Sprintf("replica %s, which has version %d and was last heard of at %s", nameOf(l), n.Acknowledged, n.Seen.UTC().Format(time.RFC3339)))
+		}
+	}
+	if len(out) > 0 && len(m.others(doc)) > 0 {
+		out[len(out)-1] += "; `chancery replica forget NAME` is for those that will not come back"
+	}
+	return out
 }

@@ -55,7 +55,8 @@ type Board struct {
 	calls   sync.Mutex    // held over reads and writes, so that none is overtaken by a later one
 
 	mu      sync.Mutex // guards all below
-	own     Note       // what it should say
+	own     Note       // what it should say,
+	ready   bool       // once somebody has said so
 	stored  *Note      // what was written last; nil: nothing yet
 	wrote   time.Time
 	news    bool              // somebody called Wake
@@ -91,14 +92,16 @@ func Open(c Config) *Board {
 // Replica returns the own name.
 func (b *Board) Replica() string { return b.config.Replica }
 
-// Own changes what the own note says; it is written soon. change must not keep the note, and what it puts into it must not
+// Own changes what the own note says; it is written soon. Before the first call nothing is written: the note of the run before stands, which
+// knows more than we do at first. change must not keep the note, and what it puts into it must not
 // change later. Instance, Sequence and Seen are the board's own.
 func (b *Board) Own(change func(*Note)) {
 	b.mu.Lock()
 	before := b.own
 	change(&b.own)
 	b.own.Replica, b.own.Instance, b.own.Sequence, b.own.Seen = before.Replica, before.Instance, before.Sequence, before.Seen
-	same := b.own.says(&before)
+	same := b.own.says(&before) && b.ready
+	b.ready = true
 	b.mu.Unlock()
 	if !same {
 		b.poke()
@@ -357,7 +360,7 @@ func (b *Board) write(ctx context.Context, beat bool) error {
 	b.calls.Lock()
 	defer b.calls.Unlock()
 	b.mu.Lock()
-	if b.stored != nil && b.own.says(b.stored) && !beat {
+	if !b.ready || b.stored != nil && b.own.says(b.stored) && !beat {
 		b.mu.Unlock()
 		return nil
 	}
@@ -456,6 +459,8 @@ func (b *Board) due(now time.Time) (write, read time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	switch {
+	case !b.ready:
+		write = now.Add(time.Hour) // Own wakes us
 	case b.stored == nil || !b.own.means(b.stored):
 		write = b.wrote.Add(writeEvery) // long ago, before the first
 	case b.own.Checkpoint != b.stored.Checkpoint && len(b.list) > 0 && len(b.own.Revoked) < 1000: // else it goes with the next beat

@@ -67,7 +67,28 @@ func inYard(t *testing.T, f func(y *yard)) {
 }
 
 func (y *yard) open(name string) *Board {
-	return Open(Config{Store: y.shop, Sealer: y.sealer, Domain: td, Replica: name, Format: 2, Logger: slog.New(slog.NewTextHandler(y.t.Output(), nil))})
+	b := Open(Config{Store: y.shop, Sealer: y.sealer, Domain: td, Replica: name, Format: 2, Logger: slog.New(slog.NewTextHandler(y.t.Output(), nil))})
+	b.Own(func(*Note) {})
+	return b
+}
+
+// TestD2NothingIsUnsaidByAStart: until a replica that starts knows what its log has, the note of its last run stands.
+func TestD2NothingIsUnsaidByAStart(t *testing.T) {
+	inYard(t, func(y *yard) {
+		first := y.open("a")
+		first.Own(func(n *Note) { n.Revoked = many(3, 1) })
+		y.run(first)()
+		second, b := Open(first.config), y.open("b")
+		y.run(second)
+		y.run(b)
+		if sleep(5 * time.Minute); second.Write(y.ctx) != nil || len(b.Others()) != 1 || len(b.Others()[0].Revoked) != 3 || len(second.Others()) != 1 {
+			t.Errorf("after the start others have %+v", b.Others())
+		}
+		second.Own(func(n *Note) { n.Resolved = 3 })
+		if sleep(2 * time.Second); len(b.Others()[0].Revoked) != 0 || b.Others()[0].Resolved != 3 {
+			t.Errorf("once it knows, others have %+v", b.Others())
+		}
+	})
 }
 
 // run starts a board as a server does, woken by the store; stop ends it.

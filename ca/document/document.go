@@ -37,6 +37,7 @@ type Document struct {
 	Previous string                  `json:"previous,omitempty"` // hex SHA-256 of the version before, MAC included
 	Domains  map[string]*DomainState `json:"domains"`            // by trust domain
 	Logs     []LogState              `json:"logs"`               // of each replica (decision D13)
+	By       string                  `json:"by,omitempty"`       // replica that wrote this version: what two write is never the same
 	Driver   *Driver                 `json:"driver,omitempty"`   // who prepares and activates; nil before the first did
 	Imported *Import                 `json:"imported,omitempty"` // the last time that it was restored
 }

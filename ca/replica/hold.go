@@ -160,7 +160,7 @@ func (h *Hold) Ours(d *document.Document) error {
 	return nil
 }
 
-// register sees to it that the document lists this replica as alive. One without a name is given ours at the next change.
+// register sees to it that the document lists this replica as alive, under its name.
 func (h *Hold) register(ctx context.Context) error {
 	doc, c := h.snapshot.Load(), h.config
 	own := doc.Own(c.Name, c.Issuance.Key)
@@ -169,7 +169,7 @@ func (h *Hold) register(ctx context.Context) error {
 			return err
 		}
 		h.logID.Store(own.ID)
-		if own.DeclaredDead == nil && (own.Replica == c.Name || own.Replica == "") {
+		if own.DeclaredDead == nil && own.Replica == c.Name {
 			return nil
 		}
 	}
@@ -210,7 +210,7 @@ func (h *Hold) change(ctx context.Context, quiet bool, f func(next *document.Doc
 		if err != nil {
 			return err
 		}
-		h.upgrade(next)
+		next.Format, next.By = document.Format, h.config.Name
 		if err := f(next); errors.Is(err, ErrUnchanged) {
 			return nil
 		} else if err != nil {
@@ -252,21 +252,13 @@ func Change(ctx context.Context, st store.Store, s *keys.Sealer, f func(next *do
 		} else if err != nil {
 			return err
 		}
-		next.Format = document.Format
+		next.Format, next.By = document.Format, ""
 		if data, err = next.Encode(s); err != nil {
 			return err
 		}
 		if err := st.Replace(ctx, version, next.Version, data); !errors.Is(err, store.ErrConflict) || n == maxTries {
 			return err
 		}
-	}
-}
-
-// upgrade writes the document as this version does: the log of the only server there was becomes ours.
-func (h *Hold) upgrade(next *document.Document) {
-	next.Format = document.Format
-	if own := next.Own(h.config.Name, h.config.Issuance.Key); own != nil && own.Replica == "" && own.Check(h.config.Issuance) == nil {
-		own.Replica = h.config.Name
 	}
 }
 

@@ -493,6 +493,9 @@ func TestD13AnyOrderEndsAlike(t *testing.T) {
 	}
 }
 
+// awaited: who has just started and lacks the note of another waits for it.
+func awaited(err error) bool { return strings.Contains(err.Error(), "has left no note") }
+
 func anyOrder(t *testing.T, random *rand.Rand) {
 	f := newFleet(t)
 	f.gather = 0 // the worst case: nobody waits for others
@@ -540,7 +543,7 @@ func anyOrder(t *testing.T, random *rand.Rand) {
 		case 7:
 			roaming.visit(r)
 		default:
-			if err := r.manager.Refresh(t.Context()); err != nil {
+			if err := r.manager.Refresh(t.Context()); err != nil && !awaited(err) {
 				t.Fatal(err)
 			}
 		}
@@ -549,7 +552,7 @@ func anyOrder(t *testing.T, random *rand.Rand) {
 		for _, n := range names {
 			r := f.replicas[n]
 			r.keeper.Follow(t.Context())
-			if err := errors.Join(r.board.Write(t.Context()), r.board.Read(t.Context()), r.manager.Refresh(t.Context())); err != nil {
+			if err := errors.Join(r.board.Write(t.Context()), r.board.Read(t.Context()), r.manager.Refresh(t.Context())); err != nil && !awaited(err) {
 				t.Fatal(err)
 			}
 		}

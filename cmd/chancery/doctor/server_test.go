@@ -332,7 +332,7 @@ func TestFilesOfRoot(t *testing.T) {
 	}
 	const somebody = 54321
 	p := newPlace(t, config)
-	for _, name := range []string{"state", "state/state.db", "state/state.db.lock", "secrets", "secrets/state.key", "logs/issued", "logs/issued/log.key"} {
+	for _, name := range []string{"state", "state/state.db", "state/state.db.lock", "state/state.mark", "secrets", "secrets/state.key", "logs/issued", "logs/issued/log.key"} {
 		p.must(os.Chown(p.path(name), somebody, somebody))
 	}
 	for _, name := range []string{"checkpoint", "journal.0", "journal.1"} {

@@ -18,6 +18,7 @@ import (
 	"github.com/chancery-project/chancery/ca/keys"
 	"github.com/chancery-project/chancery/ca/store"
 	"github.com/chancery-project/chancery/cmd/chancery/server/adminsocket"
+	"github.com/chancery-project/chancery/cmd/chancery/server/replicas"
 	"github.com/chancery-project/chancery/cmd/chancery/server/report"
 	"github.com/chancery-project/chancery/cmd/chancery/server/revoking"
 )
@@ -28,7 +29,18 @@ type adminService struct {
 	authority     *authority.Keeper
 	log           *audit.Log
 	report        *report.Reporter
+	replicas      *replicas.Desk
 	export        func(context.Context) ([]byte, error)
+}
+
+// ListReplicas returns the servers on the store.
+func (s adminService) ListReplicas(ctx context.Context, q *chanceryv1.ListReplicasRequest) (*chanceryv1.ListReplicasResponse, error) {
+	return s.replicas.List(ctx, q)
+}
+
+// ForgetReplica declares one of them dead.
+func (s adminService) ForgetReplica(ctx context.Context, q *chanceryv1.ForgetReplicaRequest) (*chanceryv1.ForgetReplicaResponse, error) {
+	return s.replicas.Forget(ctx, q)
 }
 
 // ExportState returns an export of the document. Who asked goes into the audit log first.

@@ -84,7 +84,7 @@ func checkMade(t *testing.T, name string, s *Settings) {
 		}
 	}
 	intents := intentsOf(t, s.AuditLog)
-	doc := document(t, s)
+	doc := storedDocument(t, s)
 	for _, a := range doc.Domains[s.domain.String()].Authorities {
 		cert, err := a.X509()
 		if err != nil {
@@ -96,8 +96,8 @@ func checkMade(t *testing.T, name string, s *Settings) {
 	}
 }
 
-// document reads the authority document as the server would.
-func document(t *testing.T, s *Settings) *docs.Document {
+// storedDocument reads the authority document as the server would.
+func storedDocument(t *testing.T, s *Settings) *docs.Document {
 	t.Helper()
 	st, err := store.OpenSQLite(t.Context(), s.State.SQLite)
 	if err != nil {

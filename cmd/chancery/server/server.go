@@ -22,6 +22,8 @@ import (
 	"github.com/chancery-project/chancery/ca"
 	"github.com/chancery-project/chancery/ca/audit"
 	"github.com/chancery-project/chancery/ca/authority"
+	"github.com/chancery-project/chancery/ca/board"
+	"github.com/chancery-project/chancery/ca/document"
 	"github.com/chancery-project/chancery/ca/issuelog"
 	"github.com/chancery-project/chancery/ca/keys"
 	"github.com/chancery-project/chancery/ca/store"
@@ -31,6 +33,7 @@ import (
 	"github.com/chancery-project/chancery/cmd/chancery/server/issuance"
 	"github.com/chancery-project/chancery/cmd/chancery/server/keystore"
 	"github.com/chancery-project/chancery/cmd/chancery/server/parents"
+	"github.com/chancery-project/chancery/cmd/chancery/server/replicas"
 	"github.com/chancery-project/chancery/cmd/chancery/server/report"
 	"github.com/chancery-project/chancery/cmd/chancery/server/revoking"
 	"github.com/chancery-project/chancery/csr"
@@ -49,6 +52,8 @@ type Server struct {
 	keys      keystore.Store // nil if keys lie sealed in the state
 	health    *keys.Health
 	authority *authority.Keeper
+	board     *board.Board // where it tells others on the store how it is
+	replicas  *replicas.Desk
 	desk      *revoking.Desk
 	parent    *parents.Renewer // nil without one
 	clusters  []*clusters.Cluster
@@ -85,9 +90,10 @@ func Open(ctx context.Context, settings *Settings, logger *slog.Logger) (_ *Serv
 	}
 	s.health = keys.NewHealth(keys.HealthConfig{Keys: s.authority.Keys, Logger: logger, Metrics: s.registry})
 	s.desk = revoking.Open(revoking.Config{
-		Domain: settings.domain, Authority: s.authority, Issuance: s.issuance, Log: s.log, Clusters: slices.Collect(maps.Keys(byName)),
+		Domain: settings.domain, Authority: s.authority, Issuance: s.issuance, Board: s.board, Log: s.log, Clusters: slices.Collect(maps.Keys(byName)),
 		ActorOf: adminsocket.ActorOf, Own: s.ownSerial, Logger: logger, Metrics: s.registry,
 	})
+	s.replicas = replicas.Open(replicas.Config{Place: settings.place, Authority: s.authority, Board: s.board, Log: s.log, ActorOf: adminsocket.ActorOf})
 	s.sampler = newSampler(s.registry, logger)
 	s.requests = csr.NewMetrics(s.registry)
 	service, err := csr.NewService(csr.Config{
@@ -142,6 +148,9 @@ func (s *Server) openState(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
+	s.board = board.Open(board.Config{
+		Store: s.store, Sealer: s.sealer, Domain: c.domain, Replica: c.place.Replica(), Format: document.Format, Logger: s.logger,
+	})
 	s.parent, err = c.parent.Open(parents.Env{
 		Domain: c.domain, Authority: s.authority, Log: s.log, Logger: s.logger, Metrics: s.registry, MinLife: c.profile.DefaultTTL(),
 	})
@@ -244,8 +253,10 @@ func (s *Server) ready() error {
 	if end := own.NotAfter(); time.Now().After(end) {
 		return fmt.Errorf("the server's own certificate ended at %s", end.UTC().Format(time.RFC3339))
 	}
-	if err := s.health.Err(s.authority.KeyName()); err != nil {
-		return err
+	for _, err := range []error{s.health.Err(s.authority.KeyName()), s.authority.Err(), s.board.Err()} {
+		if err != nil {
+			return err
+		}
 	}
 	for _, c := range s.clusters {
 		if err := c.Blocks(); err != nil {
@@ -277,6 +288,14 @@ func (s *Server) Listen() (listen, metrics net.Addr, err error) {
 func (s *Server) Run(ctx context.Context, started func()) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return s.authority.Run(ctx) })
+	g.Go(func() error { return s.board.Run(ctx) })
+	g.Go(func() error { return s.replicas.Run(ctx) })
+	g.Go(func() error {
+		return s.store.Watch(ctx, func() {
+			s.authority.Wake()
+			s.board.Wake()
+		})
+	})
 	g.Go(func() error { return s.parent.Run(ctx) })
 	g.Go(func() error { return s.health.Run(ctx) })
 	g.Go(func() error { return s.sampler.Run(ctx) })
@@ -293,7 +312,7 @@ func (s *Server) Run(ctx context.Context, started func()) error {
 	}
 	g.Go(func() error { return process.HTTP{Metrics: s.registry, Ready: s.ready}.Run(ctx, s.metrics) })
 	g.Go(func() error {
-		return adminsocket.Serve(ctx, s.admin, adminService{Desk: *s.desk, authority: s.authority, log: s.log, report: s.report, export: s.exportState})
+		return adminsocket.Serve(ctx, s.admin, adminService{Desk: *s.desk, authority: s.authority, log: s.log, report: s.report, replicas: s.replicas, export: s.exportState})
 	})
 	g.Go(func() error { return s.reopenLog(ctx) })
 	go s.retryLog(ctx) // not waited for: a write to a disk that hangs does not end

@@ -131,8 +131,8 @@ func List(doc *authority.Document, own string, notes []board.Note, trouble map[s
 		} else {
 			r.Own, r.Drives, r.Trouble = l.Replica == own, doc.Driver != nil && doc.Driver.Replica == l.Replica, trouble[l.Replica]
 		}
-		for i := range notes {
-			if n := &notes[i]; n.Replica == l.Replica && n.LogID == l.ID { // else it is of a log that bore this name before
+		for i := range notes { // the log says whose a note is: names change, and the last note of a lost log lies elsewhere
+			if n := &notes[i]; n.LogID == l.ID && (r.Seen == nil || n.Seen.After(r.Seen.AsTime())) {
 				tell(r, n)
 			}
 		}

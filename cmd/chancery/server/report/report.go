@@ -48,6 +48,7 @@ type Config struct {
 	IssuanceLog string // its folder; empty for none
 	Clusters    []Cluster
 	Crls        func() *chanceryv1.GetStatusResponse_Crls // nil without any
+	Store       func() *chanceryv1.GetStatusResponse_Store
 }
 
 // Cluster is a cluster whose tokens are accepted.
@@ -105,6 +106,9 @@ func (r *Reporter) Status(actor string) (*chanceryv1.GetStatusResponse, error) {
 	r.logs(resp)
 	if c.Crls != nil {
 		resp.Crls = c.Crls()
+	}
+	if c.Store != nil {
+		resp.Store = c.Store()
 	}
 	for _, k := range c.Clusters {
 		resp.Clusters = append(resp.Clusters, &chanceryv1.GetStatusResponse_Cluster{Name: k.Name, NotReady: text(k.Ready()), WasReady: k.WasReady()})

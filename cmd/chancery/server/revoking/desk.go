@@ -22,6 +22,7 @@ import (
 	"github.com/chancery-project/chancery/api/chanceryv1"
 	"github.com/chancery-project/chancery/ca/audit"
 	"github.com/chancery-project/chancery/ca/authority"
+	"github.com/chancery-project/chancery/ca/board"
 	"github.com/chancery-project/chancery/ca/issuelog"
 	"github.com/chancery-project/chancery/ca/revocation"
 	"github.com/chancery-project/chancery/csr/agents"
@@ -33,6 +34,7 @@ type Config struct {
 	Domain    trust.Domain
 	Authority *authority.Keeper
 	Issuance  *issuelog.Log // nil without one
+	Board     *board.Board  // where replicas tell each other
 	Log       *audit.Log
 	Clusters  []string                              // names of those that are configured
 	Own       func() string                         // serial of the server's own certificate, hex; empty if it has none
@@ -57,7 +59,7 @@ func Open(c Config) *Desk {
 	d := &Desk{config: c}
 	d.hub = agents.New(agents.Config{Checkpoints: d.Checkpoints, Metrics: c.Metrics})
 	d.manager = revocation.New(revocation.Config{
-		Domain: c.Domain, Authority: c.Authority, Issuance: c.Issuance, Logger: c.Logger, Metrics: c.Metrics, Publish: d.publish,
+		Domain: c.Domain, Authority: c.Authority, Issuance: c.Issuance, Board: c.Board, Logger: c.Logger, Metrics: c.Metrics, Publish: d.publish,
 	})
 	c.Authority.Announce(d.announce)
 	return d

@@ -9,9 +9,12 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/url"
 	"path/filepath"
 
 	"github.com/chancery-project/chancery/ca/store"
+	"github.com/chancery-project/chancery/ca/store/kube"
+	"github.com/chancery-project/chancery/ca/store/postgres"
 )
 
 // Place is a Config that was checked.
@@ -71,18 +74,46 @@ func (p *Place) AdminSocket() string { return p.Beside("admin.sock") }
 
 // Open opens the store; store.ErrMissing if there is none, store.ErrLocked if another process holds it alone.
 func (p *Place) Open(ctx context.Context, logger *slog.Logger) (store.Store, error) {
-	if !p.Shared() {
-		return store.OpenSQLite(ctx, p.config.SQLite)
-	}
-	return p.openShared(ctx, logger, false)
+	return p.open(ctx, logger, false)
 }
 
 // Create opens the store, and makes it if it does not exist. A document it does not make.
 func (p *Place) Create(ctx context.Context, logger *slog.Logger) (store.Store, error) {
-	if !p.Shared() {
-		return store.CreateSQLite(ctx, p.config.SQLite)
+	return p.open(ctx, logger, true)
+}
+
+func (p *Place) open(ctx context.Context, logger *slog.Logger, create bool) (store.Store, error) {
+	switch c := p.config; {
+	case c.Postgres != nil && create:
+		return some(postgres.Create(ctx, *c.Postgres))
+	case c.Postgres != nil:
+		return some(postgres.Open(ctx, *c.Postgres))
+	case c.Kubernetes != nil && create:
+		return some(kube.Create(ctx, *c.Kubernetes, logger))
+	case c.Kubernetes != nil:
+		return some(kube.Open(ctx, *c.Kubernetes, logger))
+	case create:
+		return some(store.CreateSQLite(ctx, c.SQLite))
 	}
-	return p.openShared(ctx, logger, true)
+	return some(store.OpenSQLite(ctx, p.config.SQLite))
+}
+
+// some returns no store beside an error: one would be an interface that holds nil.
+func some[S store.Store](s S, err error) (store.Store, error) {
+	if err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+// withoutPassword is a database's URL for messages.
+func withoutPassword(s string) string {
+	u, err := url.Parse(s)
+	if err != nil {
+		return "a PostgreSQL database"
+	}
+	u.RawQuery = ""
+	return u.Redacted()
 }
 
 // Read returns the document for who only looks: without its lock or a right to write, where the store is a file.

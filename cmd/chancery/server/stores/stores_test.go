@@ -102,8 +102,8 @@ func TestInvariant11NoStoreIsMadeByOpening(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			p := place(t)
 			for range 2 {
-				if _, err := p.Open(t.Context(), quiet); !errors.Is(err, store.ErrMissing) {
-					t.Fatalf("opened: %v", err)
+				if st, err := p.Open(t.Context(), quiet); !errors.Is(err, store.ErrMissing) || st != nil {
+					t.Fatalf("opened: %v, %v", st, err)
 				}
 			}
 			if _, _, err := p.Read(t.Context()); !errors.Is(err, store.ErrMissing) {

@@ -130,18 +130,31 @@ func Fit(all []Revoked) (fit []Revoked, omitted int) {
 	if len(fit) > MaxRevoked {
 		fit, omitted = fit[:MaxRevoked], len(fit)-MaxRevoked
 	}
-	for {
+	fit, more := cut(fit, store.MaxNote-restOfNote)
+	return fit, omitted + more
+}
+
+// cut returns the first of all, which are in order, whose bytes are at most room, and how many it left out.
+func cut(all []Revoked, room int) (fit []Revoked, omitted int) {
+	for fit = all; ; {
 		b, err := appendRevoked(nil, fit, base(fit))
-		if err != nil || len(b) <= roomForRevoked {
-			return fit, omitted
+		if err != nil || len(b) <= room {
+			return fit, len(all) - len(fit)
 		}
-		keep := len(fit) * roomForRevoked / len(b) * 99 / 100
-		fit, omitted = fit[:keep], omitted+len(fit)-keep
+		fit = fit[:len(fit)*room/len(b)*99/100]
 	}
 }
 
-// roomForRevoked is what the rest of a note leaves.
-const roomForRevoked = store.MaxNote - MaxCheckpoint - 256
+// within returns a note as it fits into a store that takes less than others do (store.NoteRoom).
+func (n Note) within(room int) Note {
+	var omitted int
+	n.Revoked, omitted = cut(n.Revoked, room-restOfNote)
+	n.Omitted += uint64(omitted)
+	return n
+}
+
+// restOfNote is more than the rest of a note has.
+const restOfNote = MaxCheckpoint + 256
 
 // base returns the earliest end, from which the others are counted.
 func base(all []Revoked) int64 {

@@ -9,8 +9,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
+	"slices"
 	"strings"
+	"syscall"
 
 	"github.com/chancery-project/chancery/ca"
 	"github.com/chancery-project/chancery/ca/tbs"
@@ -88,11 +91,28 @@ func Check(key crypto.Signer) error {
 	return alg.Check(key.Public(), message, sig)
 }
 
+// Private reports whether a file's mode keeps others from it: only its owner may do anything, or it is root's, who lets one
+// group that this process is in read it. The latter is what a Secret that Kubernetes mounts looks like for who is not root
+// (fsGroup): 0440 and root's is the least that there is.
+func Private(info fs.FileInfo) bool {
+	st, ok := info.Sys().(*syscall.Stat_t)
+	if !ok || info.Mode().Perm()&0o077 == 0 {
+		return ok
+	}
+	groups, err := os.Getgroups()
+	return err == nil && lent(info.Mode().Perm(), st.Uid, int(st.Gid), os.Geteuid(), append(groups, os.Getegid()))
+}
+
+// lent is Private's second case.
+func lent(mode fs.FileMode, owner uint32, group, user int, groups []int) bool {
+	return mode&0o037 == 0 && owner == 0 && user != 0 && group != 0 && slices.Contains(groups, group)
+}
+
 // maxSecret bounds the file of a passphrase or PIN.
 const maxSecret = 1024
 
-// ReadSecret reads a passphrase or PIN from a file that only its owner can read, without the line's end. what names it
-// in errors, which never hold the secret.
+// ReadSecret reads a passphrase or PIN from a file that nobody else can read (Private), without the line's end. what names
+// it in errors, which never hold the secret.
 func ReadSecret(what, path string) (string, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -106,7 +126,7 @@ func ReadSecret(what, path string) (string, error) {
 	switch {
 	case !info.Mode().IsRegular():
 		return "", fmt.Errorf("%s %s is not a regular file", what, path)
-	case info.Mode().Perm()&0o077 != 0:
+	case !Private(info):
 		return "", fmt.Errorf("%s %s has mode %04o; it should be 0600", what, path, info.Mode().Perm())
 	case info.Size() > maxSecret:
 		return "", fmt.Errorf("%s %s has %d bytes; it should be one line", what, path, info.Size())

@@ -183,7 +183,9 @@ func (d *Document) Reissue(seen uint64) (*Document, error) {
 	}
 	n.Format, n.Version, n.Previous, n.By, n.Driver = Format, epoch<<epochBits, "", "", nil
 	for _, state := range n.Domains {
-		state.CRLNumber = epoch<<epochBits | state.CRLNumber&(1<<epochBits-1)
+		last := state.LastCRL()
+		last.Number = epoch<<epochBits | last.Number&(1<<epochBits-1)
+		state.CRL, state.CRLNumber = &last, 0
 		state.Generation = epoch<<(epochBits/2) | state.Generation&(1<<(epochBits/2)-1)
 	}
 	return n, nil

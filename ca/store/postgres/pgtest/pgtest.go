@@ -193,7 +193,7 @@ func (c *Cluster) Standby(t testing.TB) *Cluster {
 	return s
 }
 
-// TLS makes it speak TLS on its port, as localhost and 127.0.0.1, and returns the file of the CA.
+// TLS makes it speak TLS on its port, as localhost (and not as 127.0.0.1), and returns the file of the CA.
 func (c *Cluster) TLS(t testing.TB) string {
 	t.Helper()
 	ca, cert, key := certificate(t)

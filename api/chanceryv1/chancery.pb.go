@@ -35,7 +35,10 @@ type SyncRequest struct {
 	// The SVIDs that are served now, at most 1,000.
 	Served []*ServedSvid `protobuf:"bytes,3,rep,name=served,proto3" json:"served,omitempty"`
 	// Consumers of this agent that cannot enforce a CRL, and why, in words (decision D23): at most 20, of 200 bytes each.
-	NotEnforcing  []string `protobuf:"bytes,4,rep,name=not_enforcing,json=notEnforcing,proto3" json:"not_enforcing,omitempty"`
+	NotEnforcing []string `protobuf:"bytes,4,rep,name=not_enforcing,json=notEnforcing,proto3" json:"not_enforcing,omitempty"`
+	// The highest mark that any server has sent, as it was sent; absent before the first. It tells a server whose store was
+	// rolled back (decision D9).
+	DocumentMark  *DocumentMark `protobuf:"bytes,5,opt,name=document_mark,json=documentMark,proto3" json:"document_mark,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -98,6 +101,68 @@ func (x *SyncRequest) GetNotEnforcing() []string {
 	return nil
 }
 
+func (x *SyncRequest) GetDocumentMark() *DocumentMark {
+	if x != nil {
+		return x.DocumentMark
+	}
+	return nil
+}
+
+// DocumentMark is a server's word on how far the authority document has come.
+type DocumentMark struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Of the document.
+	Version uint64 `protobuf:"varint,1,opt,name=version,proto3" json:"version,omitempty"`
+	// Made and verified by the servers of one trust domain; at most 64 bytes, which mean nothing to agents.
+	Mac           []byte `protobuf:"bytes,2,opt,name=mac,proto3" json:"mac,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DocumentMark) Reset() {
+	*x = DocumentMark{}
+	mi := &file_chancery_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DocumentMark) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DocumentMark) ProtoMessage() {}
+
+func (x *DocumentMark) ProtoReflect() protoreflect.Message {
+	mi := &file_chancery_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DocumentMark.ProtoReflect.Descriptor instead.
+func (*DocumentMark) Descriptor() ([]byte, []int) {
+	return file_chancery_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *DocumentMark) GetVersion() uint64 {
+	if x != nil {
+		return x.Version
+	}
+	return 0
+}
+
+func (x *DocumentMark) GetMac() []byte {
+	if x != nil {
+		return x.Mac
+	}
+	return nil
+}
+
 type ServedSvid struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
 	SpiffeId string                 `protobuf:"bytes,1,opt,name=spiffe_id,json=spiffeId,proto3" json:"spiffe_id,omitempty"`
@@ -112,7 +177,7 @@ type ServedSvid struct {
 
 func (x *ServedSvid) Reset() {
 	*x = ServedSvid{}
-	mi := &file_chancery_proto_msgTypes[1]
+	mi := &file_chancery_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -124,7 +189,7 @@ func (x *ServedSvid) String() string {
 func (*ServedSvid) ProtoMessage() {}
 
 func (x *ServedSvid) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[1]
+	mi := &file_chancery_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -137,7 +202,7 @@ func (x *ServedSvid) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServedSvid.ProtoReflect.Descriptor instead.
 func (*ServedSvid) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{1}
+	return file_chancery_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *ServedSvid) GetSpiffeId() string {
@@ -182,14 +247,16 @@ type SyncUpdate struct {
 	Checkpoints []string `protobuf:"bytes,4,rep,name=checkpoints,proto3" json:"checkpoints,omitempty"`
 	// DER. The certificates of the issuers of crls, and those between them and the roots, in any order. Agents take no
 	// CRL whose signature they cannot verify with one of these, up to a root of the bundle.
-	Issuers       [][]byte `protobuf:"bytes,5,rep,name=issuers,proto3" json:"issuers,omitempty"`
+	Issuers [][]byte `protobuf:"bytes,5,rep,name=issuers,proto3" json:"issuers,omitempty"`
+	// Of the document that the server has. Agents keep the highest, across servers, and send it along with what they say.
+	DocumentMark  *DocumentMark `protobuf:"bytes,6,opt,name=document_mark,json=documentMark,proto3" json:"document_mark,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *SyncUpdate) Reset() {
 	*x = SyncUpdate{}
-	mi := &file_chancery_proto_msgTypes[2]
+	mi := &file_chancery_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -201,7 +268,7 @@ func (x *SyncUpdate) String() string {
 func (*SyncUpdate) ProtoMessage() {}
 
 func (x *SyncUpdate) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[2]
+	mi := &file_chancery_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -214,7 +281,7 @@ func (x *SyncUpdate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SyncUpdate.ProtoReflect.Descriptor instead.
 func (*SyncUpdate) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{2}
+	return file_chancery_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *SyncUpdate) GetVersion() uint64 {
@@ -252,6 +319,13 @@ func (x *SyncUpdate) GetIssuers() [][]byte {
 	return nil
 }
 
+func (x *SyncUpdate) GetDocumentMark() *DocumentMark {
+	if x != nil {
+		return x.DocumentMark
+	}
+	return nil
+}
+
 type IssueRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// 1 to 100 requests.
@@ -262,7 +336,7 @@ type IssueRequest struct {
 
 func (x *IssueRequest) Reset() {
 	*x = IssueRequest{}
-	mi := &file_chancery_proto_msgTypes[3]
+	mi := &file_chancery_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -274,7 +348,7 @@ func (x *IssueRequest) String() string {
 func (*IssueRequest) ProtoMessage() {}
 
 func (x *IssueRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[3]
+	mi := &file_chancery_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -287,7 +361,7 @@ func (x *IssueRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IssueRequest.ProtoReflect.Descriptor instead.
 func (*IssueRequest) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{3}
+	return file_chancery_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *IssueRequest) GetRequests() []*CertificateRequest {
@@ -312,7 +386,7 @@ type CertificateRequest struct {
 
 func (x *CertificateRequest) Reset() {
 	*x = CertificateRequest{}
-	mi := &file_chancery_proto_msgTypes[4]
+	mi := &file_chancery_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -324,7 +398,7 @@ func (x *CertificateRequest) String() string {
 func (*CertificateRequest) ProtoMessage() {}
 
 func (x *CertificateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[4]
+	mi := &file_chancery_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -337,7 +411,7 @@ func (x *CertificateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CertificateRequest.ProtoReflect.Descriptor instead.
 func (*CertificateRequest) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{4}
+	return file_chancery_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *CertificateRequest) GetCsr() []byte {
@@ -375,7 +449,7 @@ type IssueResponse struct {
 
 func (x *IssueResponse) Reset() {
 	*x = IssueResponse{}
-	mi := &file_chancery_proto_msgTypes[5]
+	mi := &file_chancery_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -387,7 +461,7 @@ func (x *IssueResponse) String() string {
 func (*IssueResponse) ProtoMessage() {}
 
 func (x *IssueResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[5]
+	mi := &file_chancery_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -400,7 +474,7 @@ func (x *IssueResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IssueResponse.ProtoReflect.Descriptor instead.
 func (*IssueResponse) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{5}
+	return file_chancery_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *IssueResponse) GetResults() []*Result {
@@ -437,7 +511,7 @@ type Result struct {
 
 func (x *Result) Reset() {
 	*x = Result{}
-	mi := &file_chancery_proto_msgTypes[6]
+	mi := &file_chancery_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -449,7 +523,7 @@ func (x *Result) String() string {
 func (*Result) ProtoMessage() {}
 
 func (x *Result) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[6]
+	mi := &file_chancery_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -462,7 +536,7 @@ func (x *Result) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Result.ProtoReflect.Descriptor instead.
 func (*Result) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{6}
+	return file_chancery_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Result) GetOutcome() isResult_Outcome {
@@ -521,7 +595,7 @@ type Refusal struct {
 
 func (x *Refusal) Reset() {
 	*x = Refusal{}
-	mi := &file_chancery_proto_msgTypes[7]
+	mi := &file_chancery_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -533,7 +607,7 @@ func (x *Refusal) String() string {
 func (*Refusal) ProtoMessage() {}
 
 func (x *Refusal) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[7]
+	mi := &file_chancery_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -546,7 +620,7 @@ func (x *Refusal) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Refusal.ProtoReflect.Descriptor instead.
 func (*Refusal) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{7}
+	return file_chancery_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Refusal) GetCode() uint32 {
@@ -589,7 +663,7 @@ type Certificate struct {
 
 func (x *Certificate) Reset() {
 	*x = Certificate{}
-	mi := &file_chancery_proto_msgTypes[8]
+	mi := &file_chancery_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -601,7 +675,7 @@ func (x *Certificate) String() string {
 func (*Certificate) ProtoMessage() {}
 
 func (x *Certificate) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[8]
+	mi := &file_chancery_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -614,7 +688,7 @@ func (x *Certificate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Certificate.ProtoReflect.Descriptor instead.
 func (*Certificate) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{8}
+	return file_chancery_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Certificate) GetSpiffeId() string {
@@ -651,7 +725,7 @@ type Bundle struct {
 
 func (x *Bundle) Reset() {
 	*x = Bundle{}
-	mi := &file_chancery_proto_msgTypes[9]
+	mi := &file_chancery_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -663,7 +737,7 @@ func (x *Bundle) String() string {
 func (*Bundle) ProtoMessage() {}
 
 func (x *Bundle) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[9]
+	mi := &file_chancery_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -676,7 +750,7 @@ func (x *Bundle) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Bundle.ProtoReflect.Descriptor instead.
 func (*Bundle) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{9}
+	return file_chancery_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Bundle) GetTrustDomain() string {
@@ -715,7 +789,7 @@ type Predicate struct {
 
 func (x *Predicate) Reset() {
 	*x = Predicate{}
-	mi := &file_chancery_proto_msgTypes[10]
+	mi := &file_chancery_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -727,7 +801,7 @@ func (x *Predicate) String() string {
 func (*Predicate) ProtoMessage() {}
 
 func (x *Predicate) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[10]
+	mi := &file_chancery_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -740,7 +814,7 @@ func (x *Predicate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Predicate.ProtoReflect.Descriptor instead.
 func (*Predicate) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{10}
+	return file_chancery_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Predicate) GetSerial() string {
@@ -785,7 +859,7 @@ type RevokeRequest struct {
 
 func (x *RevokeRequest) Reset() {
 	*x = RevokeRequest{}
-	mi := &file_chancery_proto_msgTypes[11]
+	mi := &file_chancery_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -797,7 +871,7 @@ func (x *RevokeRequest) String() string {
 func (*RevokeRequest) ProtoMessage() {}
 
 func (x *RevokeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[11]
+	mi := &file_chancery_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -810,7 +884,7 @@ func (x *RevokeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeRequest.ProtoReflect.Descriptor instead.
 func (*RevokeRequest) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{11}
+	return file_chancery_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *RevokeRequest) GetPredicate() *Predicate {
@@ -863,7 +937,7 @@ type RevokeResponse struct {
 
 func (x *RevokeResponse) Reset() {
 	*x = RevokeResponse{}
-	mi := &file_chancery_proto_msgTypes[12]
+	mi := &file_chancery_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -875,7 +949,7 @@ func (x *RevokeResponse) String() string {
 func (*RevokeResponse) ProtoMessage() {}
 
 func (x *RevokeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[12]
+	mi := &file_chancery_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -888,7 +962,7 @@ func (x *RevokeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeResponse.ProtoReflect.Descriptor instead.
 func (*RevokeResponse) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{12}
+	return file_chancery_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *RevokeResponse) GetCertificates() []*RevokedCertificate {
@@ -959,7 +1033,7 @@ type RevokedCertificate struct {
 
 func (x *RevokedCertificate) Reset() {
 	*x = RevokedCertificate{}
-	mi := &file_chancery_proto_msgTypes[13]
+	mi := &file_chancery_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -971,7 +1045,7 @@ func (x *RevokedCertificate) String() string {
 func (*RevokedCertificate) ProtoMessage() {}
 
 func (x *RevokedCertificate) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[13]
+	mi := &file_chancery_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -984,7 +1058,7 @@ func (x *RevokedCertificate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokedCertificate.ProtoReflect.Descriptor instead.
 func (*RevokedCertificate) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{13}
+	return file_chancery_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *RevokedCertificate) GetSerial() string {
@@ -1024,7 +1098,7 @@ type RestoreRequest struct {
 
 func (x *RestoreRequest) Reset() {
 	*x = RestoreRequest{}
-	mi := &file_chancery_proto_msgTypes[14]
+	mi := &file_chancery_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1036,7 +1110,7 @@ func (x *RestoreRequest) String() string {
 func (*RestoreRequest) ProtoMessage() {}
 
 func (x *RestoreRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[14]
+	mi := &file_chancery_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1049,7 +1123,7 @@ func (x *RestoreRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreRequest.ProtoReflect.Descriptor instead.
 func (*RestoreRequest) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{14}
+	return file_chancery_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *RestoreRequest) GetSpiffeId() string {
@@ -1067,7 +1141,7 @@ type RestoreResponse struct {
 
 func (x *RestoreResponse) Reset() {
 	*x = RestoreResponse{}
-	mi := &file_chancery_proto_msgTypes[15]
+	mi := &file_chancery_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1079,7 +1153,7 @@ func (x *RestoreResponse) String() string {
 func (*RestoreResponse) ProtoMessage() {}
 
 func (x *RestoreResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[15]
+	mi := &file_chancery_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1092,7 +1166,7 @@ func (x *RestoreResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreResponse.ProtoReflect.Descriptor instead.
 func (*RestoreResponse) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{15}
+	return file_chancery_proto_rawDescGZIP(), []int{16}
 }
 
 type ListRevocationsRequest struct {
@@ -1103,7 +1177,7 @@ type ListRevocationsRequest struct {
 
 func (x *ListRevocationsRequest) Reset() {
 	*x = ListRevocationsRequest{}
-	mi := &file_chancery_proto_msgTypes[16]
+	mi := &file_chancery_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1115,7 +1189,7 @@ func (x *ListRevocationsRequest) String() string {
 func (*ListRevocationsRequest) ProtoMessage() {}
 
 func (x *ListRevocationsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[16]
+	mi := &file_chancery_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1128,7 +1202,7 @@ func (x *ListRevocationsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRevocationsRequest.ProtoReflect.Descriptor instead.
 func (*ListRevocationsRequest) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{16}
+	return file_chancery_proto_rawDescGZIP(), []int{17}
 }
 
 type ListRevocationsResponse struct {
@@ -1148,7 +1222,7 @@ type ListRevocationsResponse struct {
 
 func (x *ListRevocationsResponse) Reset() {
 	*x = ListRevocationsResponse{}
-	mi := &file_chancery_proto_msgTypes[17]
+	mi := &file_chancery_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1160,7 +1234,7 @@ func (x *ListRevocationsResponse) String() string {
 func (*ListRevocationsResponse) ProtoMessage() {}
 
 func (x *ListRevocationsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[17]
+	mi := &file_chancery_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1173,7 +1247,7 @@ func (x *ListRevocationsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRevocationsResponse.ProtoReflect.Descriptor instead.
 func (*ListRevocationsResponse) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{17}
+	return file_chancery_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ListRevocationsResponse) GetRevocations() []*Revocation {
@@ -1235,7 +1309,7 @@ type Revocation struct {
 
 func (x *Revocation) Reset() {
 	*x = Revocation{}
-	mi := &file_chancery_proto_msgTypes[18]
+	mi := &file_chancery_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1247,7 +1321,7 @@ func (x *Revocation) String() string {
 func (*Revocation) ProtoMessage() {}
 
 func (x *Revocation) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[18]
+	mi := &file_chancery_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1260,7 +1334,7 @@ func (x *Revocation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Revocation.ProtoReflect.Descriptor instead.
 func (*Revocation) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{18}
+	return file_chancery_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Revocation) GetId() string {
@@ -1320,7 +1394,7 @@ type ListServedRequest struct {
 
 func (x *ListServedRequest) Reset() {
 	*x = ListServedRequest{}
-	mi := &file_chancery_proto_msgTypes[19]
+	mi := &file_chancery_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1332,7 +1406,7 @@ func (x *ListServedRequest) String() string {
 func (*ListServedRequest) ProtoMessage() {}
 
 func (x *ListServedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[19]
+	mi := &file_chancery_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1345,7 +1419,7 @@ func (x *ListServedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListServedRequest.ProtoReflect.Descriptor instead.
 func (*ListServedRequest) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{19}
+	return file_chancery_proto_rawDescGZIP(), []int{20}
 }
 
 type ListServedResponse struct {
@@ -1359,7 +1433,7 @@ type ListServedResponse struct {
 
 func (x *ListServedResponse) Reset() {
 	*x = ListServedResponse{}
-	mi := &file_chancery_proto_msgTypes[20]
+	mi := &file_chancery_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1371,7 +1445,7 @@ func (x *ListServedResponse) String() string {
 func (*ListServedResponse) ProtoMessage() {}
 
 func (x *ListServedResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[20]
+	mi := &file_chancery_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1384,7 +1458,7 @@ func (x *ListServedResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListServedResponse.ProtoReflect.Descriptor instead.
 func (*ListServedResponse) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{20}
+	return file_chancery_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ListServedResponse) GetAgents() []*ServedByAgent {
@@ -1413,7 +1487,7 @@ type ServedByAgent struct {
 
 func (x *ServedByAgent) Reset() {
 	*x = ServedByAgent{}
-	mi := &file_chancery_proto_msgTypes[21]
+	mi := &file_chancery_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1425,7 +1499,7 @@ func (x *ServedByAgent) String() string {
 func (*ServedByAgent) ProtoMessage() {}
 
 func (x *ServedByAgent) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[21]
+	mi := &file_chancery_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1438,7 +1512,7 @@ func (x *ServedByAgent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServedByAgent.ProtoReflect.Descriptor instead.
 func (*ServedByAgent) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{21}
+	return file_chancery_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ServedByAgent) GetSpiffeId() string {
@@ -1472,7 +1546,7 @@ type RequestIssuerRequest struct {
 
 func (x *RequestIssuerRequest) Reset() {
 	*x = RequestIssuerRequest{}
-	mi := &file_chancery_proto_msgTypes[22]
+	mi := &file_chancery_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1484,7 +1558,7 @@ func (x *RequestIssuerRequest) String() string {
 func (*RequestIssuerRequest) ProtoMessage() {}
 
 func (x *RequestIssuerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[22]
+	mi := &file_chancery_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1497,7 +1571,7 @@ func (x *RequestIssuerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RequestIssuerRequest.ProtoReflect.Descriptor instead.
 func (*RequestIssuerRequest) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{22}
+	return file_chancery_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *RequestIssuerRequest) GetFresh() bool {
@@ -1517,7 +1591,7 @@ type RequestIssuerResponse struct {
 
 func (x *RequestIssuerResponse) Reset() {
 	*x = RequestIssuerResponse{}
-	mi := &file_chancery_proto_msgTypes[23]
+	mi := &file_chancery_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1529,7 +1603,7 @@ func (x *RequestIssuerResponse) String() string {
 func (*RequestIssuerResponse) ProtoMessage() {}
 
 func (x *RequestIssuerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[23]
+	mi := &file_chancery_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1542,7 +1616,7 @@ func (x *RequestIssuerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RequestIssuerResponse.ProtoReflect.Descriptor instead.
 func (*RequestIssuerResponse) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{23}
+	return file_chancery_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *RequestIssuerResponse) GetRequest() []byte {
@@ -1562,7 +1636,7 @@ type ImportIssuerRequest struct {
 
 func (x *ImportIssuerRequest) Reset() {
 	*x = ImportIssuerRequest{}
-	mi := &file_chancery_proto_msgTypes[24]
+	mi := &file_chancery_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1574,7 +1648,7 @@ func (x *ImportIssuerRequest) String() string {
 func (*ImportIssuerRequest) ProtoMessage() {}
 
 func (x *ImportIssuerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[24]
+	mi := &file_chancery_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1587,7 +1661,7 @@ func (x *ImportIssuerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportIssuerRequest.ProtoReflect.Descriptor instead.
 func (*ImportIssuerRequest) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{24}
+	return file_chancery_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ImportIssuerRequest) GetCertificates() [][]byte {
@@ -1605,7 +1679,7 @@ type ImportIssuerResponse struct {
 
 func (x *ImportIssuerResponse) Reset() {
 	*x = ImportIssuerResponse{}
-	mi := &file_chancery_proto_msgTypes[25]
+	mi := &file_chancery_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1617,7 +1691,7 @@ func (x *ImportIssuerResponse) String() string {
 func (*ImportIssuerResponse) ProtoMessage() {}
 
 func (x *ImportIssuerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[25]
+	mi := &file_chancery_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1630,7 +1704,7 @@ func (x *ImportIssuerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportIssuerResponse.ProtoReflect.Descriptor instead.
 func (*ImportIssuerResponse) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{25}
+	return file_chancery_proto_rawDescGZIP(), []int{26}
 }
 
 type GetAuthoritiesRequest struct {
@@ -1641,7 +1715,7 @@ type GetAuthoritiesRequest struct {
 
 func (x *GetAuthoritiesRequest) Reset() {
 	*x = GetAuthoritiesRequest{}
-	mi := &file_chancery_proto_msgTypes[26]
+	mi := &file_chancery_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1653,7 +1727,7 @@ func (x *GetAuthoritiesRequest) String() string {
 func (*GetAuthoritiesRequest) ProtoMessage() {}
 
 func (x *GetAuthoritiesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[26]
+	mi := &file_chancery_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1666,7 +1740,7 @@ func (x *GetAuthoritiesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetAuthoritiesRequest.ProtoReflect.Descriptor instead.
 func (*GetAuthoritiesRequest) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{26}
+	return file_chancery_proto_rawDescGZIP(), []int{27}
 }
 
 type GetAuthoritiesResponse struct {
@@ -1678,7 +1752,7 @@ type GetAuthoritiesResponse struct {
 
 func (x *GetAuthoritiesResponse) Reset() {
 	*x = GetAuthoritiesResponse{}
-	mi := &file_chancery_proto_msgTypes[27]
+	mi := &file_chancery_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1690,7 +1764,7 @@ func (x *GetAuthoritiesResponse) String() string {
 func (*GetAuthoritiesResponse) ProtoMessage() {}
 
 func (x *GetAuthoritiesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[27]
+	mi := &file_chancery_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1703,7 +1777,7 @@ func (x *GetAuthoritiesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetAuthoritiesResponse.ProtoReflect.Descriptor instead.
 func (*GetAuthoritiesResponse) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{27}
+	return file_chancery_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *GetAuthoritiesResponse) GetDomains() []*DomainAuthorities {
@@ -1724,7 +1798,7 @@ type DomainAuthorities struct {
 
 func (x *DomainAuthorities) Reset() {
 	*x = DomainAuthorities{}
-	mi := &file_chancery_proto_msgTypes[28]
+	mi := &file_chancery_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1736,7 +1810,7 @@ func (x *DomainAuthorities) String() string {
 func (*DomainAuthorities) ProtoMessage() {}
 
 func (x *DomainAuthorities) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[28]
+	mi := &file_chancery_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1749,7 +1823,7 @@ func (x *DomainAuthorities) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DomainAuthorities.ProtoReflect.Descriptor instead.
 func (*DomainAuthorities) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{28}
+	return file_chancery_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *DomainAuthorities) GetTrustDomain() string {
@@ -1790,7 +1864,7 @@ type Authority struct {
 
 func (x *Authority) Reset() {
 	*x = Authority{}
-	mi := &file_chancery_proto_msgTypes[29]
+	mi := &file_chancery_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1802,7 +1876,7 @@ func (x *Authority) String() string {
 func (*Authority) ProtoMessage() {}
 
 func (x *Authority) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[29]
+	mi := &file_chancery_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1815,7 +1889,7 @@ func (x *Authority) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Authority.ProtoReflect.Descriptor instead.
 func (*Authority) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{29}
+	return file_chancery_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *Authority) GetId() string {
@@ -1861,7 +1935,7 @@ type GetStatusRequest struct {
 
 func (x *GetStatusRequest) Reset() {
 	*x = GetStatusRequest{}
-	mi := &file_chancery_proto_msgTypes[30]
+	mi := &file_chancery_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1873,7 +1947,7 @@ func (x *GetStatusRequest) String() string {
 func (*GetStatusRequest) ProtoMessage() {}
 
 func (x *GetStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[30]
+	mi := &file_chancery_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1886,7 +1960,7 @@ func (x *GetStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusRequest.ProtoReflect.Descriptor instead.
 func (*GetStatusRequest) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{30}
+	return file_chancery_proto_rawDescGZIP(), []int{31}
 }
 
 type GetStatusResponse struct {
@@ -1920,7 +1994,7 @@ type GetStatusResponse struct {
 
 func (x *GetStatusResponse) Reset() {
 	*x = GetStatusResponse{}
-	mi := &file_chancery_proto_msgTypes[31]
+	mi := &file_chancery_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1932,7 +2006,7 @@ func (x *GetStatusResponse) String() string {
 func (*GetStatusResponse) ProtoMessage() {}
 
 func (x *GetStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[31]
+	mi := &file_chancery_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1945,7 +2019,7 @@ func (x *GetStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusResponse.ProtoReflect.Descriptor instead.
 func (*GetStatusResponse) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{31}
+	return file_chancery_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *GetStatusResponse) GetTime() *timestamppb.Timestamp {
@@ -2067,7 +2141,7 @@ type GetStatusResponse_Document struct {
 
 func (x *GetStatusResponse_Document) Reset() {
 	*x = GetStatusResponse_Document{}
-	mi := &file_chancery_proto_msgTypes[32]
+	mi := &file_chancery_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2079,7 +2153,7 @@ func (x *GetStatusResponse_Document) String() string {
 func (*GetStatusResponse_Document) ProtoMessage() {}
 
 func (x *GetStatusResponse_Document) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[32]
+	mi := &file_chancery_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2092,7 +2166,7 @@ func (x *GetStatusResponse_Document) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusResponse_Document.ProtoReflect.Descriptor instead.
 func (*GetStatusResponse_Document) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{31, 0}
+	return file_chancery_proto_rawDescGZIP(), []int{32, 0}
 }
 
 func (x *GetStatusResponse_Document) GetVersion() uint64 {
@@ -2134,7 +2208,7 @@ type GetStatusResponse_Log struct {
 
 func (x *GetStatusResponse_Log) Reset() {
 	*x = GetStatusResponse_Log{}
-	mi := &file_chancery_proto_msgTypes[33]
+	mi := &file_chancery_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2146,7 +2220,7 @@ func (x *GetStatusResponse_Log) String() string {
 func (*GetStatusResponse_Log) ProtoMessage() {}
 
 func (x *GetStatusResponse_Log) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[33]
+	mi := &file_chancery_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2159,7 +2233,7 @@ func (x *GetStatusResponse_Log) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusResponse_Log.ProtoReflect.Descriptor instead.
 func (*GetStatusResponse_Log) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{31, 1}
+	return file_chancery_proto_rawDescGZIP(), []int{32, 1}
 }
 
 func (x *GetStatusResponse_Log) GetId() uint32 {
@@ -2192,7 +2266,7 @@ type GetStatusResponse_Certificate struct {
 
 func (x *GetStatusResponse_Certificate) Reset() {
 	*x = GetStatusResponse_Certificate{}
-	mi := &file_chancery_proto_msgTypes[34]
+	mi := &file_chancery_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2204,7 +2278,7 @@ func (x *GetStatusResponse_Certificate) String() string {
 func (*GetStatusResponse_Certificate) ProtoMessage() {}
 
 func (x *GetStatusResponse_Certificate) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[34]
+	mi := &file_chancery_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2217,7 +2291,7 @@ func (x *GetStatusResponse_Certificate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusResponse_Certificate.ProtoReflect.Descriptor instead.
 func (*GetStatusResponse_Certificate) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{31, 2}
+	return file_chancery_proto_rawDescGZIP(), []int{32, 2}
 }
 
 func (x *GetStatusResponse_Certificate) GetKind() string {
@@ -2267,7 +2341,7 @@ type GetStatusResponse_Key struct {
 
 func (x *GetStatusResponse_Key) Reset() {
 	*x = GetStatusResponse_Key{}
-	mi := &file_chancery_proto_msgTypes[35]
+	mi := &file_chancery_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2279,7 +2353,7 @@ func (x *GetStatusResponse_Key) String() string {
 func (*GetStatusResponse_Key) ProtoMessage() {}
 
 func (x *GetStatusResponse_Key) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[35]
+	mi := &file_chancery_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2292,7 +2366,7 @@ func (x *GetStatusResponse_Key) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusResponse_Key.ProtoReflect.Descriptor instead.
 func (*GetStatusResponse_Key) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{31, 3}
+	return file_chancery_proto_rawDescGZIP(), []int{32, 3}
 }
 
 func (x *GetStatusResponse_Key) GetName() string {
@@ -2352,7 +2426,7 @@ type GetStatusResponse_Outcome struct {
 
 func (x *GetStatusResponse_Outcome) Reset() {
 	*x = GetStatusResponse_Outcome{}
-	mi := &file_chancery_proto_msgTypes[36]
+	mi := &file_chancery_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2364,7 +2438,7 @@ func (x *GetStatusResponse_Outcome) String() string {
 func (*GetStatusResponse_Outcome) ProtoMessage() {}
 
 func (x *GetStatusResponse_Outcome) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[36]
+	mi := &file_chancery_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2377,7 +2451,7 @@ func (x *GetStatusResponse_Outcome) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusResponse_Outcome.ProtoReflect.Descriptor instead.
 func (*GetStatusResponse_Outcome) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{31, 4}
+	return file_chancery_proto_rawDescGZIP(), []int{32, 4}
 }
 
 func (x *GetStatusResponse_Outcome) GetOutcome() string {
@@ -2422,7 +2496,7 @@ type GetStatusResponse_AuditLog struct {
 
 func (x *GetStatusResponse_AuditLog) Reset() {
 	*x = GetStatusResponse_AuditLog{}
-	mi := &file_chancery_proto_msgTypes[37]
+	mi := &file_chancery_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2434,7 +2508,7 @@ func (x *GetStatusResponse_AuditLog) String() string {
 func (*GetStatusResponse_AuditLog) ProtoMessage() {}
 
 func (x *GetStatusResponse_AuditLog) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[37]
+	mi := &file_chancery_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2447,7 +2521,7 @@ func (x *GetStatusResponse_AuditLog) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusResponse_AuditLog.ProtoReflect.Descriptor instead.
 func (*GetStatusResponse_AuditLog) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{31, 5}
+	return file_chancery_proto_rawDescGZIP(), []int{32, 5}
 }
 
 func (x *GetStatusResponse_AuditLog) GetPath() string {
@@ -2497,7 +2571,7 @@ type GetStatusResponse_IssuanceLog struct {
 
 func (x *GetStatusResponse_IssuanceLog) Reset() {
 	*x = GetStatusResponse_IssuanceLog{}
-	mi := &file_chancery_proto_msgTypes[38]
+	mi := &file_chancery_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2509,7 +2583,7 @@ func (x *GetStatusResponse_IssuanceLog) String() string {
 func (*GetStatusResponse_IssuanceLog) ProtoMessage() {}
 
 func (x *GetStatusResponse_IssuanceLog) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[38]
+	mi := &file_chancery_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2522,7 +2596,7 @@ func (x *GetStatusResponse_IssuanceLog) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusResponse_IssuanceLog.ProtoReflect.Descriptor instead.
 func (*GetStatusResponse_IssuanceLog) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{31, 6}
+	return file_chancery_proto_rawDescGZIP(), []int{32, 6}
 }
 
 func (x *GetStatusResponse_IssuanceLog) GetDir() string {
@@ -2598,7 +2672,7 @@ type GetStatusResponse_Crls struct {
 
 func (x *GetStatusResponse_Crls) Reset() {
 	*x = GetStatusResponse_Crls{}
-	mi := &file_chancery_proto_msgTypes[39]
+	mi := &file_chancery_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2610,7 +2684,7 @@ func (x *GetStatusResponse_Crls) String() string {
 func (*GetStatusResponse_Crls) ProtoMessage() {}
 
 func (x *GetStatusResponse_Crls) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[39]
+	mi := &file_chancery_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2623,7 +2697,7 @@ func (x *GetStatusResponse_Crls) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusResponse_Crls.ProtoReflect.Descriptor instead.
 func (*GetStatusResponse_Crls) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{31, 7}
+	return file_chancery_proto_rawDescGZIP(), []int{32, 7}
 }
 
 func (x *GetStatusResponse_Crls) GetOff() []string {
@@ -2709,7 +2783,7 @@ type GetStatusResponse_Cluster struct {
 
 func (x *GetStatusResponse_Cluster) Reset() {
 	*x = GetStatusResponse_Cluster{}
-	mi := &file_chancery_proto_msgTypes[40]
+	mi := &file_chancery_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2721,7 +2795,7 @@ func (x *GetStatusResponse_Cluster) String() string {
 func (*GetStatusResponse_Cluster) ProtoMessage() {}
 
 func (x *GetStatusResponse_Cluster) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[40]
+	mi := &file_chancery_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2734,7 +2808,7 @@ func (x *GetStatusResponse_Cluster) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusResponse_Cluster.ProtoReflect.Descriptor instead.
 func (*GetStatusResponse_Cluster) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{31, 8}
+	return file_chancery_proto_rawDescGZIP(), []int{32, 8}
 }
 
 func (x *GetStatusResponse_Cluster) GetName() string {
@@ -2762,25 +2836,30 @@ var File_chancery_proto protoreflect.FileDescriptor
 
 const file_chancery_proto_rawDesc = "" +
 	"\n" +
-	"\x0echancery.proto\x12\vchancery.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xa1\x01\n" +
+	"\x0echancery.proto\x12\vchancery.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xe1\x01\n" +
 	"\vSyncRequest\x12\"\n" +
 	"\facknowledged\x18\x01 \x01(\x04R\facknowledged\x12\x18\n" +
 	"\arefused\x18\x02 \x01(\tR\arefused\x12/\n" +
 	"\x06served\x18\x03 \x03(\v2\x17.chancery.v1.ServedSvidR\x06served\x12#\n" +
-	"\rnot_enforcing\x18\x04 \x03(\tR\fnotEnforcing\"\xa5\x01\n" +
+	"\rnot_enforcing\x18\x04 \x03(\tR\fnotEnforcing\x12>\n" +
+	"\rdocument_mark\x18\x05 \x01(\v2\x19.chancery.v1.DocumentMarkR\fdocumentMark\":\n" +
+	"\fDocumentMark\x12\x18\n" +
+	"\aversion\x18\x01 \x01(\x04R\aversion\x12\x10\n" +
+	"\x03mac\x18\x02 \x01(\fR\x03mac\"\xa5\x01\n" +
 	"\n" +
 	"ServedSvid\x12\x1b\n" +
 	"\tspiffe_id\x18\x01 \x01(\tR\bspiffeId\x12\x16\n" +
 	"\x06serial\x18\x02 \x01(\fR\x06serial\x12)\n" +
 	"\x10certificate_hash\x18\x03 \x01(\fR\x0fcertificateHash\x127\n" +
-	"\tnot_after\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\bnotAfter\"\xa3\x01\n" +
+	"\tnot_after\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\bnotAfter\"\xe3\x01\n" +
 	"\n" +
 	"SyncUpdate\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\x04R\aversion\x12+\n" +
 	"\x06bundle\x18\x02 \x01(\v2\x13.chancery.v1.BundleR\x06bundle\x12\x12\n" +
 	"\x04crls\x18\x03 \x03(\fR\x04crls\x12 \n" +
 	"\vcheckpoints\x18\x04 \x03(\tR\vcheckpoints\x12\x18\n" +
-	"\aissuers\x18\x05 \x03(\fR\aissuers\"K\n" +
+	"\aissuers\x18\x05 \x03(\fR\aissuers\x12>\n" +
+	"\rdocument_mark\x18\x06 \x01(\v2\x19.chancery.v1.DocumentMarkR\fdocumentMark\"K\n" +
 	"\fIssueRequest\x12;\n" +
 	"\brequests\x18\x01 \x03(\v2\x1f.chancery.v1.CertificateRequestR\brequests\"z\n" +
 	"\x12CertificateRequest\x12\x10\n" +
@@ -2991,123 +3070,126 @@ func file_chancery_proto_rawDescGZIP() []byte {
 	return file_chancery_proto_rawDescData
 }
 
-var file_chancery_proto_msgTypes = make([]protoimpl.MessageInfo, 41)
+var file_chancery_proto_msgTypes = make([]protoimpl.MessageInfo, 42)
 var file_chancery_proto_goTypes = []any{
 	(*SyncRequest)(nil),                   // 0: chancery.v1.SyncRequest
-	(*ServedSvid)(nil),                    // 1: chancery.v1.ServedSvid
-	(*SyncUpdate)(nil),                    // 2: chancery.v1.SyncUpdate
-	(*IssueRequest)(nil),                  // 3: chancery.v1.IssueRequest
-	(*CertificateRequest)(nil),            // 4: chancery.v1.CertificateRequest
-	(*IssueResponse)(nil),                 // 5: chancery.v1.IssueResponse
-	(*Result)(nil),                        // 6: chancery.v1.Result
-	(*Refusal)(nil),                       // 7: chancery.v1.Refusal
-	(*Certificate)(nil),                   // 8: chancery.v1.Certificate
-	(*Bundle)(nil),                        // 9: chancery.v1.Bundle
-	(*Predicate)(nil),                     // 10: chancery.v1.Predicate
-	(*RevokeRequest)(nil),                 // 11: chancery.v1.RevokeRequest
-	(*RevokeResponse)(nil),                // 12: chancery.v1.RevokeResponse
-	(*RevokedCertificate)(nil),            // 13: chancery.v1.RevokedCertificate
-	(*RestoreRequest)(nil),                // 14: chancery.v1.RestoreRequest
-	(*RestoreResponse)(nil),               // 15: chancery.v1.RestoreResponse
-	(*ListRevocationsRequest)(nil),        // 16: chancery.v1.ListRevocationsRequest
-	(*ListRevocationsResponse)(nil),       // 17: chancery.v1.ListRevocationsResponse
-	(*Revocation)(nil),                    // 18: chancery.v1.Revocation
-	(*ListServedRequest)(nil),             // 19: chancery.v1.ListServedRequest
-	(*ListServedResponse)(nil),            // 20: chancery.v1.ListServedResponse
-	(*ServedByAgent)(nil),                 // 21: chancery.v1.ServedByAgent
-	(*RequestIssuerRequest)(nil),          // 22: chancery.v1.RequestIssuerRequest
-	(*RequestIssuerResponse)(nil),         // 23: chancery.v1.RequestIssuerResponse
-	(*ImportIssuerRequest)(nil),           // 24: chancery.v1.ImportIssuerRequest
-	(*ImportIssuerResponse)(nil),          // 25: chancery.v1.ImportIssuerResponse
-	(*GetAuthoritiesRequest)(nil),         // 26: chancery.v1.GetAuthoritiesRequest
-	(*GetAuthoritiesResponse)(nil),        // 27: chancery.v1.GetAuthoritiesResponse
-	(*DomainAuthorities)(nil),             // 28: chancery.v1.DomainAuthorities
-	(*Authority)(nil),                     // 29: chancery.v1.Authority
-	(*GetStatusRequest)(nil),              // 30: chancery.v1.GetStatusRequest
-	(*GetStatusResponse)(nil),             // 31: chancery.v1.GetStatusResponse
-	(*GetStatusResponse_Document)(nil),    // 32: chancery.v1.GetStatusResponse.Document
-	(*GetStatusResponse_Log)(nil),         // 33: chancery.v1.GetStatusResponse.Log
-	(*GetStatusResponse_Certificate)(nil), // 34: chancery.v1.GetStatusResponse.Certificate
-	(*GetStatusResponse_Key)(nil),         // 35: chancery.v1.GetStatusResponse.Key
-	(*GetStatusResponse_Outcome)(nil),     // 36: chancery.v1.GetStatusResponse.Outcome
-	(*GetStatusResponse_AuditLog)(nil),    // 37: chancery.v1.GetStatusResponse.AuditLog
-	(*GetStatusResponse_IssuanceLog)(nil), // 38: chancery.v1.GetStatusResponse.IssuanceLog
-	(*GetStatusResponse_Crls)(nil),        // 39: chancery.v1.GetStatusResponse.Crls
-	(*GetStatusResponse_Cluster)(nil),     // 40: chancery.v1.GetStatusResponse.Cluster
-	(*timestamppb.Timestamp)(nil),         // 41: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),           // 42: google.protobuf.Duration
+	(*DocumentMark)(nil),                  // 1: chancery.v1.DocumentMark
+	(*ServedSvid)(nil),                    // 2: chancery.v1.ServedSvid
+	(*SyncUpdate)(nil),                    // 3: chancery.v1.SyncUpdate
+	(*IssueRequest)(nil),                  // 4: chancery.v1.IssueRequest
+	(*CertificateRequest)(nil),            // 5: chancery.v1.CertificateRequest
+	(*IssueResponse)(nil),                 // 6: chancery.v1.IssueResponse
+	(*Result)(nil),                        // 7: chancery.v1.Result
+	(*Refusal)(nil),                       // 8: chancery.v1.Refusal
+	(*Certificate)(nil),                   // 9: chancery.v1.Certificate
+	(*Bundle)(nil),                        // 10: chancery.v1.Bundle
+	(*Predicate)(nil),                     // 11: chancery.v1.Predicate
+	(*RevokeRequest)(nil),                 // 12: chancery.v1.RevokeRequest
+	(*RevokeResponse)(nil),                // 13: chancery.v1.RevokeResponse
+	(*RevokedCertificate)(nil),            // 14: chancery.v1.RevokedCertificate
+	(*RestoreRequest)(nil),                // 15: chancery.v1.RestoreRequest
+	(*RestoreResponse)(nil),               // 16: chancery.v1.RestoreResponse
+	(*ListRevocationsRequest)(nil),        // 17: chancery.v1.ListRevocationsRequest
+	(*ListRevocationsResponse)(nil),       // 18: chancery.v1.ListRevocationsResponse
+	(*Revocation)(nil),                    // 19: chancery.v1.Revocation
+	(*ListServedRequest)(nil),             // 20: chancery.v1.ListServedRequest
+	(*ListServedResponse)(nil),            // 21: chancery.v1.ListServedResponse
+	(*ServedByAgent)(nil),                 // 22: chancery.v1.ServedByAgent
+	(*RequestIssuerRequest)(nil),          // 23: chancery.v1.RequestIssuerRequest
+	(*RequestIssuerResponse)(nil),         // 24: chancery.v1.RequestIssuerResponse
+	(*ImportIssuerRequest)(nil),           // 25: chancery.v1.ImportIssuerRequest
+	(*ImportIssuerResponse)(nil),          // 26: chancery.v1.ImportIssuerResponse
+	(*GetAuthoritiesRequest)(nil),         // 27: chancery.v1.GetAuthoritiesRequest
+	(*GetAuthoritiesResponse)(nil),        // 28: chancery.v1.GetAuthoritiesResponse
+	(*DomainAuthorities)(nil),             // 29: chancery.v1.DomainAuthorities
+	(*Authority)(nil),                     // 30: chancery.v1.Authority
+	(*GetStatusRequest)(nil),              // 31: chancery.v1.GetStatusRequest
+	(*GetStatusResponse)(nil),             // 32: chancery.v1.GetStatusResponse
+	(*GetStatusResponse_Document)(nil),    // 33: chancery.v1.GetStatusResponse.Document
+	(*GetStatusResponse_Log)(nil),         // 34: chancery.v1.GetStatusResponse.Log
+	(*GetStatusResponse_Certificate)(nil), // 35: chancery.v1.GetStatusResponse.Certificate
+	(*GetStatusResponse_Key)(nil),         // 36: chancery.v1.GetStatusResponse.Key
+	(*GetStatusResponse_Outcome)(nil),     // 37: chancery.v1.GetStatusResponse.Outcome
+	(*GetStatusResponse_AuditLog)(nil),    // 38: chancery.v1.GetStatusResponse.AuditLog
+	(*GetStatusResponse_IssuanceLog)(nil), // 39: chancery.v1.GetStatusResponse.IssuanceLog
+	(*GetStatusResponse_Crls)(nil),        // 40: chancery.v1.GetStatusResponse.Crls
+	(*GetStatusResponse_Cluster)(nil),     // 41: chancery.v1.GetStatusResponse.Cluster
+	(*timestamppb.Timestamp)(nil),         // 42: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),           // 43: google.protobuf.Duration
 }
 var file_chancery_proto_depIdxs = []int32{
-	1,  // 0: chancery.v1.SyncRequest.served:type_name -> chancery.v1.ServedSvid
-	41, // 1: chancery.v1.ServedSvid.not_after:type_name -> google.protobuf.Timestamp
-	9,  // 2: chancery.v1.SyncUpdate.bundle:type_name -> chancery.v1.Bundle
-	4,  // 3: chancery.v1.IssueRequest.requests:type_name -> chancery.v1.CertificateRequest
-	42, // 4: chancery.v1.CertificateRequest.lifetime:type_name -> google.protobuf.Duration
-	6,  // 5: chancery.v1.IssueResponse.results:type_name -> chancery.v1.Result
-	9,  // 6: chancery.v1.IssueResponse.bundle:type_name -> chancery.v1.Bundle
-	8,  // 7: chancery.v1.Result.certificate:type_name -> chancery.v1.Certificate
-	7,  // 8: chancery.v1.Result.refusal:type_name -> chancery.v1.Refusal
-	42, // 9: chancery.v1.Refusal.retry_after:type_name -> google.protobuf.Duration
-	41, // 10: chancery.v1.Certificate.not_after:type_name -> google.protobuf.Timestamp
-	41, // 11: chancery.v1.Predicate.issued_before:type_name -> google.protobuf.Timestamp
-	10, // 12: chancery.v1.RevokeRequest.predicate:type_name -> chancery.v1.Predicate
-	42, // 13: chancery.v1.RevokeRequest.wait:type_name -> google.protobuf.Duration
-	13, // 14: chancery.v1.RevokeResponse.certificates:type_name -> chancery.v1.RevokedCertificate
-	41, // 15: chancery.v1.RevokedCertificate.not_after:type_name -> google.protobuf.Timestamp
-	18, // 16: chancery.v1.ListRevocationsResponse.revocations:type_name -> chancery.v1.Revocation
-	10, // 17: chancery.v1.Revocation.predicate:type_name -> chancery.v1.Predicate
-	41, // 18: chancery.v1.Revocation.time:type_name -> google.protobuf.Timestamp
-	41, // 19: chancery.v1.Revocation.restored:type_name -> google.protobuf.Timestamp
-	21, // 20: chancery.v1.ListServedResponse.agents:type_name -> chancery.v1.ServedByAgent
-	1,  // 21: chancery.v1.ServedByAgent.served:type_name -> chancery.v1.ServedSvid
-	28, // 22: chancery.v1.GetAuthoritiesResponse.domains:type_name -> chancery.v1.DomainAuthorities
-	29, // 23: chancery.v1.DomainAuthorities.authorities:type_name -> chancery.v1.Authority
-	41, // 24: chancery.v1.GetStatusResponse.time:type_name -> google.protobuf.Timestamp
-	41, // 25: chancery.v1.GetStatusResponse.started:type_name -> google.protobuf.Timestamp
-	32, // 26: chancery.v1.GetStatusResponse.document:type_name -> chancery.v1.GetStatusResponse.Document
-	34, // 27: chancery.v1.GetStatusResponse.certificates:type_name -> chancery.v1.GetStatusResponse.Certificate
-	42, // 28: chancery.v1.GetStatusResponse.max_ttl:type_name -> google.protobuf.Duration
-	35, // 29: chancery.v1.GetStatusResponse.keys:type_name -> chancery.v1.GetStatusResponse.Key
-	36, // 30: chancery.v1.GetStatusResponse.outcomes:type_name -> chancery.v1.GetStatusResponse.Outcome
-	37, // 31: chancery.v1.GetStatusResponse.audit_log:type_name -> chancery.v1.GetStatusResponse.AuditLog
-	38, // 32: chancery.v1.GetStatusResponse.issuance_log:type_name -> chancery.v1.GetStatusResponse.IssuanceLog
-	40, // 33: chancery.v1.GetStatusResponse.clusters:type_name -> chancery.v1.GetStatusResponse.Cluster
-	39, // 34: chancery.v1.GetStatusResponse.crls:type_name -> chancery.v1.GetStatusResponse.Crls
-	33, // 35: chancery.v1.GetStatusResponse.Document.logs:type_name -> chancery.v1.GetStatusResponse.Log
-	41, // 36: chancery.v1.GetStatusResponse.Document.requested:type_name -> google.protobuf.Timestamp
-	41, // 37: chancery.v1.GetStatusResponse.Key.checked:type_name -> google.protobuf.Timestamp
-	42, // 38: chancery.v1.GetStatusResponse.Key.took:type_name -> google.protobuf.Duration
-	41, // 39: chancery.v1.GetStatusResponse.Key.waiting:type_name -> google.protobuf.Timestamp
-	41, // 40: chancery.v1.GetStatusResponse.IssuanceLog.checkpoint:type_name -> google.protobuf.Timestamp
-	41, // 41: chancery.v1.GetStatusResponse.IssuanceLog.sequenced:type_name -> google.protobuf.Timestamp
-	41, // 42: chancery.v1.GetStatusResponse.Crls.failing:type_name -> google.protobuf.Timestamp
-	41, // 43: chancery.v1.GetStatusResponse.Crls.ends:type_name -> google.protobuf.Timestamp
-	41, // 44: chancery.v1.GetStatusResponse.Crls.published:type_name -> google.protobuf.Timestamp
-	3,  // 45: chancery.v1.Issuance.Issue:input_type -> chancery.v1.IssueRequest
-	0,  // 46: chancery.v1.Issuance.Sync:input_type -> chancery.v1.SyncRequest
-	26, // 47: chancery.v1.Admin.GetAuthorities:input_type -> chancery.v1.GetAuthoritiesRequest
-	22, // 48: chancery.v1.Admin.RequestIssuer:input_type -> chancery.v1.RequestIssuerRequest
-	24, // 49: chancery.v1.Admin.ImportIssuer:input_type -> chancery.v1.ImportIssuerRequest
-	11, // 50: chancery.v1.Admin.Revoke:input_type -> chancery.v1.RevokeRequest
-	14, // 51: chancery.v1.Admin.Restore:input_type -> chancery.v1.RestoreRequest
-	16, // 52: chancery.v1.Admin.ListRevocations:input_type -> chancery.v1.ListRevocationsRequest
-	19, // 53: chancery.v1.Admin.ListServed:input_type -> chancery.v1.ListServedRequest
-	30, // 54: chancery.v1.Admin.GetStatus:input_type -> chancery.v1.GetStatusRequest
-	5,  // 55: chancery.v1.Issuance.Issue:output_type -> chancery.v1.IssueResponse
-	2,  // 56: chancery.v1.Issuance.Sync:output_type -> chancery.v1.SyncUpdate
-	27, // 57: chancery.v1.Admin.GetAuthorities:output_type -> chancery.v1.GetAuthoritiesResponse
-	23, // 58: chancery.v1.Admin.RequestIssuer:output_type -> chancery.v1.RequestIssuerResponse
-	25, // 59: chancery.v1.Admin.ImportIssuer:output_type -> chancery.v1.ImportIssuerResponse
-	12, // 60: chancery.v1.Admin.Revoke:output_type -> chancery.v1.RevokeResponse
-	15, // 61: chancery.v1.Admin.Restore:output_type -> chancery.v1.RestoreResponse
-	17, // 62: chancery.v1.Admin.ListRevocations:output_type -> chancery.v1.ListRevocationsResponse
-	20, // 63: chancery.v1.Admin.ListServed:output_type -> chancery.v1.ListServedResponse
-	31, // 64: chancery.v1.Admin.GetStatus:output_type -> chancery.v1.GetStatusResponse
-	55, // [55:65] is the sub-list for method output_type
-	45, // [45:55] is the sub-list for method input_type
-	45, // [45:45] is the sub-list for extension type_name
-	45, // [45:45] is the sub-list for extension extendee
-	0,  // [0:45] is the sub-list for field type_name
+	2,  // 0: chancery.v1.SyncRequest.served:type_name -> chancery.v1.ServedSvid
+	1,  // 1: chancery.v1.SyncRequest.document_mark:type_name -> chancery.v1.DocumentMark
+	42, // 2: chancery.v1.ServedSvid.not_after:type_name -> google.protobuf.Timestamp
+	10, // 3: chancery.v1.SyncUpdate.bundle:type_name -> chancery.v1.Bundle
+	1,  // 4: chancery.v1.SyncUpdate.document_mark:type_name -> chancery.v1.DocumentMark
+	5,  // 5: chancery.v1.IssueRequest.requests:type_name -> chancery.v1.CertificateRequest
+	43, // 6: chancery.v1.CertificateRequest.lifetime:type_name -> google.protobuf.Duration
+	7,  // 7: chancery.v1.IssueResponse.results:type_name -> chancery.v1.Result
+	10, // 8: chancery.v1.IssueResponse.bundle:type_name -> chancery.v1.Bundle
+	9,  // 9: chancery.v1.Result.certificate:type_name -> chancery.v1.Certificate
+	8,  // 10: chancery.v1.Result.refusal:type_name -> chancery.v1.Refusal
+	43, // 11: chancery.v1.Refusal.retry_after:type_name -> google.protobuf.Duration
+	42, // 12: chancery.v1.Certificate.not_after:type_name -> google.protobuf.Timestamp
+	42, // 13: chancery.v1.Predicate.issued_before:type_name -> google.protobuf.Timestamp
+	11, // 14: chancery.v1.RevokeRequest.predicate:type_name -> chancery.v1.Predicate
+	43, // 15: chancery.v1.RevokeRequest.wait:type_name -> google.protobuf.Duration
+	14, // 16: chancery.v1.RevokeResponse.certificates:type_name -> chancery.v1.RevokedCertificate
+	42, // 17: chancery.v1.RevokedCertificate.not_after:type_name -> google.protobuf.Timestamp
+	19, // 18: chancery.v1.ListRevocationsResponse.revocations:type_name -> chancery.v1.Revocation
+	11, // 19: chancery.v1.Revocation.predicate:type_name -> chancery.v1.Predicate
+	42, // 20: chancery.v1.Revocation.time:type_name -> google.protobuf.Timestamp
+	42, // 21: chancery.v1.Revocation.restored:type_name -> google.protobuf.Timestamp
+	22, // 22: chancery.v1.ListServedResponse.agents:type_name -> chancery.v1.ServedByAgent
+	2,  // 23: chancery.v1.ServedByAgent.served:type_name -> chancery.v1.ServedSvid
+	29, // 24: chancery.v1.GetAuthoritiesResponse.domains:type_name -> chancery.v1.DomainAuthorities
+	30, // 25: chancery.v1.DomainAuthorities.authorities:type_name -> chancery.v1.Authority
+	42, // 26: chancery.v1.GetStatusResponse.time:type_name -> google.protobuf.Timestamp
+	42, // 27: chancery.v1.GetStatusResponse.started:type_name -> google.protobuf.Timestamp
+	33, // 28: chancery.v1.GetStatusResponse.document:type_name -> chancery.v1.GetStatusResponse.Document
+	35, // 29: chancery.v1.GetStatusResponse.certificates:type_name -> chancery.v1.GetStatusResponse.Certificate
+	43, // 30: chancery.v1.GetStatusResponse.max_ttl:type_name -> google.protobuf.Duration
+	36, // 31: chancery.v1.GetStatusResponse.keys:type_name -> chancery.v1.GetStatusResponse.Key
+	37, // 32: chancery.v1.GetStatusResponse.outcomes:type_name -> chancery.v1.GetStatusResponse.Outcome
+	38, // 33: chancery.v1.GetStatusResponse.audit_log:type_name -> chancery.v1.GetStatusResponse.AuditLog
+	39, // 34: chancery.v1.GetStatusResponse.issuance_log:type_name -> chancery.v1.GetStatusResponse.IssuanceLog
+	41, // 35: chancery.v1.GetStatusResponse.clusters:type_name -> chancery.v1.GetStatusResponse.Cluster
+	40, // 36: chancery.v1.GetStatusResponse.crls:type_name -> chancery.v1.GetStatusResponse.Crls
+	34, // 37: chancery.v1.GetStatusResponse.Document.logs:type_name -> chancery.v1.GetStatusResponse.Log
+	42, // 38: chancery.v1.GetStatusResponse.Document.requested:type_name -> google.protobuf.Timestamp
+	42, // 39: chancery.v1.GetStatusResponse.Key.checked:type_name -> google.protobuf.Timestamp
+	43, // 40: chancery.v1.GetStatusResponse.Key.took:type_name -> google.protobuf.Duration
+	42, // 41: chancery.v1.GetStatusResponse.Key.waiting:type_name -> google.protobuf.Timestamp
+	42, // 42: chancery.v1.GetStatusResponse.IssuanceLog.checkpoint:type_name -> google.protobuf.Timestamp
+	42, // 43: chancery.v1.GetStatusResponse.IssuanceLog.sequenced:type_name -> google.protobuf.Timestamp
+	42, // 44: chancery.v1.GetStatusResponse.Crls.failing:type_name -> google.protobuf.Timestamp
+	42, // 45: chancery.v1.GetStatusResponse.Crls.ends:type_name -> google.protobuf.Timestamp
+	42, // 46: chancery.v1.GetStatusResponse.Crls.published:type_name -> google.protobuf.Timestamp
+	4,  // 47: chancery.v1.Issuance.Issue:input_type -> chancery.v1.IssueRequest
+	0,  // 48: chancery.v1.Issuance.Sync:input_type -> chancery.v1.SyncRequest
+	27, // 49: chancery.v1.Admin.GetAuthorities:input_type -> chancery.v1.GetAuthoritiesRequest
+	23, // 50: chancery.v1.Admin.RequestIssuer:input_type -> chancery.v1.RequestIssuerRequest
+	25, // 51: chancery.v1.Admin.ImportIssuer:input_type -> chancery.v1.ImportIssuerRequest
+	12, // 52: chancery.v1.Admin.Revoke:input_type -> chancery.v1.RevokeRequest
+	15, // 53: chancery.v1.Admin.Restore:input_type -> chancery.v1.RestoreRequest
+	17, // 54: chancery.v1.Admin.ListRevocations:input_type -> chancery.v1.ListRevocationsRequest
+	20, // 55: chancery.v1.Admin.ListServed:input_type -> chancery.v1.ListServedRequest
+	31, // 56: chancery.v1.Admin.GetStatus:input_type -> chancery.v1.GetStatusRequest
+	6,  // 57: chancery.v1.Issuance.Issue:output_type -> chancery.v1.IssueResponse
+	3,  // 58: chancery.v1.Issuance.Sync:output_type -> chancery.v1.SyncUpdate
+	28, // 59: chancery.v1.Admin.GetAuthorities:output_type -> chancery.v1.GetAuthoritiesResponse
+	24, // 60: chancery.v1.Admin.RequestIssuer:output_type -> chancery.v1.RequestIssuerResponse
+	26, // 61: chancery.v1.Admin.ImportIssuer:output_type -> chancery.v1.ImportIssuerResponse
+	13, // 62: chancery.v1.Admin.Revoke:output_type -> chancery.v1.RevokeResponse
+	16, // 63: chancery.v1.Admin.Restore:output_type -> chancery.v1.RestoreResponse
+	18, // 64: chancery.v1.Admin.ListRevocations:output_type -> chancery.v1.ListRevocationsResponse
+	21, // 65: chancery.v1.Admin.ListServed:output_type -> chancery.v1.ListServedResponse
+	32, // 66: chancery.v1.Admin.GetStatus:output_type -> chancery.v1.GetStatusResponse
+	57, // [57:67] is the sub-list for method output_type
+	47, // [47:57] is the sub-list for method input_type
+	47, // [47:47] is the sub-list for extension type_name
+	47, // [47:47] is the sub-list for extension extendee
+	0,  // [0:47] is the sub-list for field type_name
 }
 
 func init() { file_chancery_proto_init() }
@@ -3115,7 +3197,7 @@ func file_chancery_proto_init() {
 	if File_chancery_proto != nil {
 		return
 	}
-	file_chancery_proto_msgTypes[6].OneofWrappers = []any{
+	file_chancery_proto_msgTypes[7].OneofWrappers = []any{
 		(*Result_Certificate)(nil),
 		(*Result_Refusal)(nil),
 	}
@@ -3125,7 +3207,7 @@ func file_chancery_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_chancery_proto_rawDesc), len(file_chancery_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   41,
+			NumMessages:   42,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

@@ -51,7 +51,7 @@ func (s *Service) sync(g grpc.ServerStream) error {
 		if !errors.Is(err, agents.ErrBusy) {
 			return err
 		}
-		d = busy(retrySync, "%v", err)
+		d = busy(retrySync, err.Error())
 	}
 	return s.refuse(c, d, start)
 }

@@ -34,6 +34,7 @@ import (
 	"github.com/chancery-project/chancery/ca"
 	"github.com/chancery-project/chancery/ca/audit"
 	"github.com/chancery-project/chancery/csr"
+	"github.com/chancery-project/chancery/csr/admission"
 	"github.com/chancery-project/chancery/csr/client"
 	"github.com/chancery-project/chancery/csr/kube"
 	"github.com/chancery-project/chancery/trust"
@@ -388,7 +389,7 @@ func TestRootsOfTheLastAnswerCount(t *testing.T) {
 
 func TestRefusals(t *testing.T) {
 	w := newWorld(t, func(c *csr.Config) {
-		c.Admission = csr.AdmissionConfig{PerIdentity: csr.Rate{PerSecond: 0.01, Burst: 1}}
+		c.Admission = admission.Config{PerIdentity: admission.Rate{PerSecond: 0.01, Burst: 1}}
 	})
 	other := w.config()
 	other.ID = must(trust.WorkloadID(td, "foo", "db"))

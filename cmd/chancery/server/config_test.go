@@ -12,6 +12,7 @@ import (
 
 	"github.com/chancery-project/chancery/ca"
 	"github.com/chancery-project/chancery/csr"
+	"github.com/chancery-project/chancery/csr/admission"
 	"github.com/chancery-project/chancery/csr/kube"
 )
 
@@ -59,10 +60,10 @@ func TestDocumentedDefaults(t *testing.T) {
 		{"lifetimes.issuer", s.lifetimes.Issuer, 168 * time.Hour},
 		{"profile.maxTTL", s.profile.MaxTTL(), 24 * time.Hour},
 		{"profile.defaultTTL", ca.DefaultTTL, time.Hour},
-		{"admission", s.admission, csr.AdmissionConfig{}}, // csr takes its defaults:
-		{"admission.maxInFlight", csr.DefaultMaxInFlight, 128},
-		{"admission.maxQueue", csr.DefaultMaxQueue, 10000},
-		{"admission.maxWait", csr.DefaultMaxWait, 5 * time.Second},
+		{"admission", s.admission, admission.Config{}}, // csr takes its defaults:
+		{"admission.maxInFlight", admission.DefaultMaxInFlight, 128},
+		{"admission.maxQueue", admission.DefaultMaxQueue, 10000},
+		{"admission.maxWait", admission.DefaultMaxWait, 5 * time.Second},
 	} {
 		if !reflect.DeepEqual(c.got, c.want) {
 			t.Errorf("%s is %v; documented is %v", c.name, c.got, c.want)
@@ -111,9 +112,9 @@ admission: {maxInFlight: 1, maxQueue: 2, maxWait: 3s, perIdentity: {perSecond: 4
 	if !slices.Equal(s.reviews, []kube.Mode{kube.Fallback, kube.Always}) || s.renewalAges[0] != 2*time.Hour {
 		t.Errorf("got %v %v", s.reviews, s.renewalAges)
 	}
-	want := csr.AdmissionConfig{
+	want := admission.Config{
 		MaxInFlight: 1, MaxQueue: 2, MaxWait: 3 * time.Second,
-		PerIdentity: csr.Rate{PerSecond: 4}, PerNode: csr.Rate{PerSecond: 5, Burst: 6}, Global: csr.Rate{PerSecond: 0.5},
+		PerIdentity: admission.Rate{PerSecond: 4}, PerNode: admission.Rate{PerSecond: 5, Burst: 6}, Global: admission.Rate{PerSecond: 0.5},
 	}
 	if s.admission != want {
 		t.Errorf("admission is %+v, want %+v", s.admission, want)

@@ -17,7 +17,7 @@ import (
 	"github.com/chancery-project/chancery/cmd/chancery/server/lifetimes"
 	"github.com/chancery-project/chancery/cmd/chancery/server/names"
 	"github.com/chancery-project/chancery/cmd/chancery/server/parents"
-	"github.com/chancery-project/chancery/csr"
+	queue "github.com/chancery-project/chancery/csr/admission"
 	"github.com/chancery-project/chancery/csr/issuers"
 	"github.com/chancery-project/chancery/csr/kube"
 	"github.com/chancery-project/chancery/trust"
@@ -33,7 +33,7 @@ type Settings struct {
 	lifetimes   *lifetimes.Lifetimes
 	parent      *parents.Place // nil without one
 	grants      map[trust.ID]issuers.Grant
-	admission   csr.AdmissionConfig
+	admission   queue.Config
 	dns         []string // with ips, what the server's certificate names
 	ips         []netip.Addr
 	reviews     []kube.Mode     // parallel to Clusters

@@ -34,6 +34,12 @@ type Config struct {
 	Revocations func() *revocation.Set
 	Agents      *agents.Hub     // whom Sync serves; nil for one that never has anything to send
 	Checkpoints func() []string // of the issuance logs, sent along with native answers (decision D21); nil for none
+	// MaxConnectionAge is how old a connection gets before its caller is asked to open another one, give or take a tenth; Sync
+	// streams end before. 0 = agents.DefaultMaxAge.
+	MaxConnectionAge time.Duration
+	// DrainDelay is how long a server that is to stop serves on as before, while it says that it is not ready: so long balancers
+	// may take to notice. 0 = not at all.
+	DrainDelay time.Duration
 }
 
 // Service answers certificate requests. Its methods are safe for concurrent use.
@@ -53,6 +59,8 @@ type Service struct {
 	revocations func() *revocation.Set
 	agents      *agents.Hub
 	checkpoints func() []string
+	maxAge      time.Duration // of connections
+	drainDelay  time.Duration
 }
 
 // NewService returns a service.
@@ -69,7 +77,11 @@ func NewService(c Config) (*Service, error) {
 	if c.Agents == nil {
 		c.Agents = agents.New(agents.Config{})
 	}
+	if c.MaxConnectionAge <= 0 {
+		c.MaxConnectionAge = agents.DefaultMaxAge
+	}
 	return &Service{
+		maxAge: c.MaxConnectionAge, drainDelay: c.DrainDelay,
 		revocations: c.Revocations, agents: c.Agents, checkpoints: c.Checkpoints,
 		domain: c.Domain, issuer: c.Issuer, profile: c.Profile, clusters: c.Clusters, admission: admission.New(c.Admission),
 		log: c.Log, sampler: c.Sampler, logger: c.Logger, metrics: c.Metrics, denials: rate.NewLimiter(100, 1000), faults: rate.NewLimiter(100, 1000),

@@ -47,7 +47,7 @@ func (s *Service) sync(g grpc.ServerStream) error {
 			host, _, _ := net.SplitHostPort(c.remote)
 			place += host
 		}
-		err := s.agents.Serve(agents.Caller{ID: c.ID.String(), Remote: c.remote, Place: place}, g)
+		err := s.agents.Serve(agents.Caller{ID: c.ID.String(), Remote: c.remote, Place: place, Ends: c.Ends, MaxAge: s.maxAge}, g)
 		if !errors.Is(err, agents.ErrBusy) {
 			return err
 		}

@@ -93,7 +93,7 @@ func TestD18Ask(t *testing.T) {
 					if got.Ends.Before(time.Now()) {
 						t.Errorf("the token is said to end at %s", got.Ends)
 					}
-					got.Ends = time.Time{} // it is the token's
+					got.Ends = time.Time{}                  // it is the token's
 					if err != nil || got != answer.Caller { // the answer's, not the token's
 						t.Errorf("got %+v and %v", got, err)
 					}

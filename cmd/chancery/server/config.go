@@ -6,6 +6,7 @@ import (
 	"github.com/chancery-project/chancery/ca"
 	"github.com/chancery-project/chancery/cmd/chancery/process"
 	"github.com/chancery-project/chancery/cmd/chancery/server/admission"
+	"github.com/chancery-project/chancery/cmd/chancery/server/connections"
 	"github.com/chancery-project/chancery/cmd/chancery/server/keystore"
 	"github.com/chancery-project/chancery/cmd/chancery/server/lifetimes"
 	"github.com/chancery-project/chancery/cmd/chancery/server/parents"
@@ -50,6 +51,8 @@ type Config struct {
 	Clusters []ClusterConfig `json:"clusters"`
 	// Admission bounds the load. All fields have defaults.
 	Admission admission.Config `json:"admission,omitzero"`
+	// Connections says when connections end. All fields have defaults.
+	Connections connections.Config `json:"connections,omitzero"`
 }
 
 // StateConfig says where the state lies.

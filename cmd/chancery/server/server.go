@@ -92,6 +92,7 @@ func Open(ctx context.Context, settings *Settings, logger *slog.Logger) (_ *Serv
 		Domain: settings.domain, Issuer: s.authority.Issuer, Profile: settings.profile, Clusters: byName, Admission: settings.admission,
 		Log: s.log, Sampler: s.sampler, Logger: logger, Metrics: s.requests,
 		Revocations: s.desk.Revoked, Agents: s.desk.Agents(), Checkpoints: s.desk.Checkpoints,
+		MaxConnectionAge: settings.connections.MaxAge, DrainDelay: settings.connections.DrainDelay,
 	})
 	if err != nil {
 		return nil, err
@@ -211,6 +212,9 @@ func (s *Server) expiries() map[string]time.Time {
 
 // ready returns nil if certificates can be issued, else what is missing.
 func (s *Server) ready() error {
+	if s.grpc.Stopping() {
+		return errors.New("the server is stopping")
+	}
 	if _, err := s.authority.Issuer(); err != nil {
 		return s.parent.Explain(err)
 	}
@@ -249,10 +253,15 @@ func (s *Server) Listen() (listen, metrics net.Addr, err error) {
 	return s.listener.Addr(), s.metrics.Addr(), nil
 }
 
-// Run serves until ctx ends, on what Listen opened. Started, if not nil, is called once the server is ready for the
-// first time.
-func (s *Server) Run(ctx context.Context, started func()) error {
-	g, ctx := errgroup.WithContext(ctx)
+// Run serves until it is told to stop by the end of a context, on what Listen opened. Started, if not nil, is called once the server is ready for the
+// first time. What requests need goes on until the last one has been answered, and /readyz says meanwhile that it is over.
+func (s *Server) Run(told context.Context, started func()) error {
+	rest, answered := context.WithCancel(context.WithoutCancel(told))
+	defer answered()
+	g, ctx := errgroup.WithContext(rest)
+	serving, stop := context.WithCancel(ctx) // until told to stop, or until something else fails
+	defer stop()
+	defer context.AfterFunc(told, stop)()
 	g.Go(func() error { return s.authority.Run(ctx) })
 	g.Go(func() error { return s.parent.Run(ctx) })
 	g.Go(func() error { return s.health.Run(ctx) })
@@ -274,8 +283,11 @@ func (s *Server) Run(ctx context.Context, started func()) error {
 	})
 	g.Go(func() error { return s.reopenLog(ctx) })
 	go s.retryLog(ctx) // not waited for: a write to a disk that hangs does not end
-	g.Go(func() error { return s.watchReady(ctx, started) })
-	g.Go(func() error { return s.grpc.Run(ctx, s.listener) })
+	g.Go(func() error { return s.watchReady(serving, started) })
+	g.Go(func() error {
+		defer answered()
+		return s.grpc.Run(serving, s.listener)
+	})
 	return g.Wait()
 }
 

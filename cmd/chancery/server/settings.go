@@ -13,6 +13,7 @@ import (
 	"github.com/chancery-project/chancery/ca/store"
 	"github.com/chancery-project/chancery/cmd/chancery/process"
 	"github.com/chancery-project/chancery/cmd/chancery/server/admission"
+	"github.com/chancery-project/chancery/cmd/chancery/server/connections"
 	"github.com/chancery-project/chancery/cmd/chancery/server/keystore"
 	"github.com/chancery-project/chancery/cmd/chancery/server/lifetimes"
 	"github.com/chancery-project/chancery/cmd/chancery/server/names"
@@ -34,6 +35,7 @@ type Settings struct {
 	parent      *parents.Place // nil without one
 	grants      map[trust.ID]issuers.Grant
 	admission   queue.Config
+	connections connections.Times
 	dns         []string // with ips, what the server's certificate names
 	ips         []netip.Addr
 	reviews     []kube.Mode     // parallel to Clusters
@@ -104,6 +106,9 @@ func (s *Settings) parse() (err error) {
 		return err
 	}
 	if s.admission, err = admission.Parse(s.Admission); err != nil {
+		return err
+	}
+	if s.connections, err = connections.Parse(s.Connections); err != nil {
 		return err
 	}
 	if s.parent, err = parents.Parse(s.Parent); err != nil {

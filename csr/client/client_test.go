@@ -135,7 +135,7 @@ func (w *world) write(path string, data []byte) {
 }
 
 func (w *world) config() client.Config {
-	return client.Config{Server: w.addr, Domain: td, ID: web, Roots: client.RootsFile(w.serverRoot), Token: client.TokenFile(w.tokenFile)}
+	return client.Config{Servers: []string{w.addr}, Domain: td, ID: web, Roots: client.RootsFile(w.serverRoot), Token: client.TokenFile(w.tokenFile)}
 }
 
 // token makes a real token of foo/web.
@@ -418,7 +418,7 @@ func TestServerThatIsNotThere(t *testing.T) {
 	w := newWorld(t)
 	l := must(net.Listen("tcp", "127.0.0.1:0"))
 	cfg := w.config()
-	cfg.Server = l.Addr().String()
+	cfg.Servers = []string{l.Addr().String()}
 	l.Close()
 	_, err := issue(t, client.New(cfg))
 	if _, refused := errors.AsType[*client.Refused](err); err == nil || refused || !strings.Contains(err.Error(), "connection refused") {
@@ -505,7 +505,7 @@ func TestAnswersThatAreWrong(t *testing.T) {
 			go s.Serve(l)
 			defer s.Stop()
 			cfg := w.config()
-			cfg.Server, cfg.Cluster = l.Addr().String(), "west"
+			cfg.Servers, cfg.Cluster = []string{l.Addr().String()}, "west"
 			c := client.New(cfg)
 			_, err := issue(t, c)
 			if err == nil || !strings.Contains(err.Error(), tc.want) {

@@ -212,9 +212,6 @@ func (s *Server) expiries() map[string]time.Time {
 
 // ready returns nil if certificates can be issued, else what is missing.
 func (s *Server) ready() error {
-	if s.grpc.Stopping() {
-		return errors.New("the server is stopping")
-	}
 	if _, err := s.authority.Issuer(); err != nil {
 		return s.parent.Explain(err)
 	}
@@ -236,7 +233,13 @@ func (s *Server) ready() error {
 	if s.issuance != nil && s.issuance.Err() != nil {
 		return s.issuance.Err()
 	}
-	return s.log.Err()
+	if err := s.log.Err(); err != nil {
+		return err
+	}
+	if s.grpc.Stopping() {
+		return errors.New("the server is stopping")
+	}
+	return nil
 }
 
 // Listen opens the two addresses and the admin socket, so that one in use is an error before anything runs.

@@ -233,13 +233,15 @@ func (s *Server) ready() error {
 	if s.issuance != nil && s.issuance.Err() != nil {
 		return s.issuance.Err()
 	}
-	if err := s.log.Err(); err != nil {
-		return err
-	}
+	return s.log.Err()
+}
+
+// wanted returns nil if the server can work and should get requests: not so once it is told to stop, though it serves on.
+func (s *Server) wanted() error {
 	if s.grpc.Stopping() {
 		return errors.New("the server is stopping")
 	}
-	return nil
+	return s.ready()
 }
 
 // Listen opens the two addresses and the admin socket, so that one in use is an error before anything runs.
@@ -280,7 +282,7 @@ func (s *Server) Run(told context.Context, started func()) error {
 	for _, c := range s.clusters {
 		g.Go(func() error { return c.run(ctx) })
 	}
-	g.Go(func() error { return process.HTTP{Metrics: s.registry, Ready: s.ready}.Run(ctx, s.metrics) })
+	g.Go(func() error { return process.HTTP{Metrics: s.registry, Ready: s.wanted}.Run(ctx, s.metrics) })
 	g.Go(func() error {
 		return adminsocket.Serve(ctx, s.admin, adminService{Desk: *s.desk, authority: s.authority, log: s.log, report: s.report})
 	})

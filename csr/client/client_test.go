@@ -65,6 +65,7 @@ type world struct {
 	logPath               string
 	addr                  string
 	tokenFile, serverRoot string
+	base                  csr.Config // of the server
 }
 
 func newWorld(t testing.TB, changes ...func(*csr.Config)) *world {
@@ -90,19 +91,32 @@ func newWorld(t testing.TB, changes ...func(*csr.Config)) *world {
 	for _, f := range changes {
 		f(&c)
 	}
+	w.base = c
+	w.addr, _ = w.serve("127.0.0.1:0")
+	return w
+}
+
+// serve starts one more server of the same authority, and returns where it is and what stops it.
+func (w *world) serve(listen string, changes ...func(*csr.Config)) (addr string, stop func()) {
+	w.t.Helper()
+	c := w.base
+	c.Metrics = csr.NewMetrics(prometheus.NewRegistry())
+	for _, f := range changes {
+		f(&c)
+	}
 	s := csr.NewServer(must(csr.NewService(c)), w.own.Load)
-	l := must(net.Listen("tcp", "127.0.0.1:0"))
-	w.addr = l.Addr().String()
+	l := must(net.Listen("tcp", listen))
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error)
 	go func() { done <- s.Run(ctx, l) }()
-	t.Cleanup(func() {
+	stop = sync.OnceFunc(func() {
 		cancel()
 		if err := <-done; err != nil {
-			t.Error(err)
+			w.t.Error(err)
 		}
 	})
-	return w
+	w.t.Cleanup(stop)
+	return l.Addr().String(), stop
 }
 
 func (w *world) authority() *ca.Created {

@@ -120,9 +120,11 @@ func (s *servers) find(ctx context.Context) ([]address, failures) {
 	var failed failures
 	more := time.NewTimer(lookupTime)
 	defer more.Stop()
+	pending := slices.Clone(s.names)
 	for range s.names {
 		select {
 		case r := <-results:
+			pending = slices.DeleteFunc(pending, func(name string) bool { return name == r.name })
 			if r.err != nil {
 				failed = append(failed, failure{r.name, r.err})
 				continue
@@ -131,7 +133,9 @@ func (s *servers) find(ctx context.Context) ([]address, failures) {
 				more.Reset(lookupMore)
 			}
 		case <-more.C:
-			failed = append(failed, failure{"some names", errors.New("not looked up in time")})
+			for _, name := range pending {
+				failed = append(failed, failure{name, errors.New("the name is not looked up in time")})
+			}
 			return s.order(out), failed
 		}
 	}

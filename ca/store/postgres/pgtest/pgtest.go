@@ -187,7 +187,7 @@ func (c *Cluster) Standby(t testing.TB) *Cluster {
 	if s.dir, err = os.MkdirTemp("", "pg-"); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(s.remove)
+	t.Cleanup(s.Remove)
 	s.Socket = s.dir
 	if err := s.own(); err != nil {
 		t.Fatal(err)

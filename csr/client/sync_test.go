@@ -363,7 +363,7 @@ func TestD13AgentMovesToAServerThatIsBehind(t *testing.T) {
 	w := newWorld(t)
 	s, addr := w.newSyncing()
 	c := w.config()
-	c.Server = addr
+	c.Servers = []string{addr}
 	a := w.startSync(c)
 	st := s.next(t)
 	st.request()

@@ -61,7 +61,7 @@ const (
 // Open makes a desk. What the document says is refused from here on.
 func Open(c Config) *Desk {
 	d := &Desk{config: c}
-	d.hub = agents.New(agents.Config{Checkpoints: d.Checkpoints, Metrics: c.Metrics})
+	d.hub = agents.New(agents.Config{Checkpoints: d.Checkpoints, Mark: d.mark, Seen: d.seen, Metrics: c.Metrics})
 	d.manager = revocation.New(revocation.Config{
 		Domain: c.Domain, Authority: c.Authority, Issuance: c.Issuance, Board: c.Board, Logger: c.Logger, Metrics: c.Metrics, Publish: d.publish,
 	})
@@ -90,6 +90,19 @@ func (d Desk) Checkpoints() []string {
 		}
 	}
 	return all
+}
+
+// mark is what agents are told of the document, to bring back to any server (decision D9).
+func (d *Desk) mark() *chanceryv1.DocumentMark {
+	version, mac := d.config.Authority.Mark()
+	return &chanceryv1.DocumentMark{Version: version, Mac: mac}
+}
+
+// seen takes what an agent brought back.
+func (d *Desk) seen(_ context.Context, m *chanceryv1.DocumentMark) {
+	if err := d.config.Authority.CheckMark(m.GetVersion(), m.GetMac()); err != nil {
+		d.config.Logger.Warn("an agent brings a mark of the document that is none", "reason", err.Error())
+	}
 }
 
 // Run keeps CRLs and agents up to date until ctx ends.

@@ -141,6 +141,39 @@ func TestD13NotesReachAll(t *testing.T) {
 	})
 }
 
+// narrow is a store that takes less of a note than others do.
+type narrow struct{ *shop }
+
+func (narrow) NoteRoom() int { return 64 << 10 }
+
+// TestNoteFitsANarrowStore: what a store has no room for is left out and counted, and what is left is written.
+func TestNoteFitsANarrowStore(t *testing.T) {
+	inYard(t, func(y *yard) {
+		a, b := y.open("a"), y.open("b")
+		wide, omitted := a.Fit(many(5000, 3))
+		if len(wide) != 5000 || omitted != 0 {
+			t.Errorf("%d fit into a note of 1 MiB, %d do not", len(wide), omitted)
+		}
+		a.config.Store, b.config.Store = narrow{y.shop}, narrow{y.shop}
+		y.run(a)
+		y.run(b)
+		fit, omitted := a.Fit(many(5000, 3))
+		if len(fit) < 2500 || len(fit)+omitted != 5000 {
+			t.Fatalf("%d fit into a note of 64 KiB, %d do not", len(fit), omitted)
+		}
+		a.Own(func(note *Note) {
+			note.Checkpoint, note.Revoked, note.Omitted = strings.Repeat("x", MaxCheckpoint), fit, uint64(omitted)
+		})
+		sleep(2 * time.Second)
+		if lies := must(y.shop.SQLite.Notes(y.ctx))["a"]; len(lies) > 64<<10 || len(lies) < 60<<10 {
+			t.Errorf("the note has %d bytes", len(lies))
+		}
+		if all := b.Others(); len(all) != 1 || len(all[0].Revoked) != len(fit) || all[0].Omitted != uint64(omitted) {
+			t.Errorf("others read %d notes", len(all))
+		}
+	})
+}
+
 // TestWritesAreFew: what changes within a second goes into one write, a checkpoint alone waits for longer, and nothing new is
 // said once a minute.
 func TestWritesAreFew(t *testing.T) {

@@ -9,8 +9,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
+	"slices"
 	"strings"
+	"syscall"
 
 	"github.com/chancery-project/chancery/ca"
 	"github.com/chancery-project/chancery/ca/tbs"
@@ -88,11 +91,26 @@ func Check(key crypto.Signer) error {
 	return alg.Check(key.Public(), message, sig)
 }
 
+// Private reports whether a file's mode keeps others from it: only its owner may do anything, or a group that it is Lent to may
+// read it.
+func Private(info fs.FileInfo) bool {
+	mode := info.Mode().Perm()
+	return mode&0o077 == 0 || mode&0o037 == 0 && Lent(info)
+}
+
+// Lent reports whether a file or folder is root's, for a group that this process is in and root is not. That is what Kubernetes
+// makes of what it mounts for a pod that is not root (fsGroup): root's with mode 0440 is the least that a Secret can have there.
+func Lent(info fs.FileInfo) bool {
+	st, ok := info.Sys().(*syscall.Stat_t)
+	groups, err := os.Getgroups()
+	return ok && err == nil && st.Uid == 0 && st.Gid != 0 && os.Geteuid() != 0 && slices.Contains(append(groups, os.Getegid()), int(st.Gid))
+}
+
 // maxSecret bounds the file of a passphrase or PIN.
 const maxSecret = 1024
 
-// ReadSecret reads a passphrase or PIN from a file that only its owner can read, without the line's end. what names it
-// in errors, which never hold the secret.
+// ReadSecret reads a passphrase or PIN from a file that nobody else can read (Private), without the line's end. what names
+// it in errors, which never hold the secret.
 func ReadSecret(what, path string) (string, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -106,7 +124,7 @@ func ReadSecret(what, path string) (string, error) {
 	switch {
 	case !info.Mode().IsRegular():
 		return "", fmt.Errorf("%s %s is not a regular file", what, path)
-	case info.Mode().Perm()&0o077 != 0:
+	case !Private(info):
 		return "", fmt.Errorf("%s %s has mode %04o; it should be 0600", what, path, info.Mode().Perm())
 	case info.Size() > maxSecret:
 		return "", fmt.Errorf("%s %s has %d bytes; it should be one line", what, path, info.Size())

@@ -165,6 +165,14 @@ func CheckReadNote(replica string, size int64, before int) error {
 	return nil
 }
 
+// NoteRoom is how many bytes the note of one replica may have in a store: MaxNote, unless its engine takes less.
+func NoteRoom(s Notes) int {
+	if less, ok := s.(interface{ NoteRoom() int }); ok {
+		return less.NoteRoom()
+	}
+	return MaxNote
+}
+
 // CheckNote is what every store holds a note to.
 func CheckNote(replica string, data []byte) error {
 	if err := CheckName(replica); err != nil {

@@ -42,9 +42,9 @@ const (
 const (
 	// DefaultName is that of the objects where Config gives none.
 	DefaultName = "chancery-state"
-	// MaxNote is the most bytes of one note, so that a replica that goes wild leaves room for others: all notes share a Secret, of
-	// at most 1 MiB. A document may have what is at most 1 MiB after gzip.
-	MaxNote = 512 << 10
+	// MaxNote is the most bytes of one note: all notes share a Secret, of at most 1 MiB, so that four replicas always have room. A
+	// document may have what is at most 1 MiB after gzip.
+	MaxNote = 256 << 10
 	// patience bounds each call.
 	patience = 10 * time.Second
 	// retries is how often client-go sends a request again by itself, a second later or when the API server says: the connection

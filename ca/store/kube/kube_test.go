@@ -133,15 +133,15 @@ func TestSizes(t *testing.T) {
 	if err := s.Replace(ctx, 2, 3, make([]byte, store.MaxDocument+1)); err == nil || !strings.Contains(err.Error(), "at most 16777216 are stored") {
 		t.Errorf("too large: %v", err)
 	}
-	for _, replica := range []string{"a", "b"} {
+	for _, replica := range []string{"a", "b", "c", "d"} {
 		if err := s.PutNote(ctx, replica, noise(MaxNote)); err != nil {
-			t.Errorf("a note of 512 KiB: %v", err)
+			t.Errorf("a note of 256 KiB: %v", err)
 		}
 	}
-	if err := s.PutNote(ctx, "c", []byte("x")); err == nil || !strings.Contains(err.Error(), "chancery replica forget") {
+	if err := s.PutNote(ctx, "e", []byte("x")); err == nil || !strings.Contains(err.Error(), "chancery replica forget") {
 		t.Errorf("notes that are too large together: %v", err)
 	}
 	if err := s.PutNote(ctx, "b", noise(MaxNote)); err != nil {
-		t.Errorf("a note of 512 KiB in place of another: %v", err)
+		t.Errorf("a note of 256 KiB in place of another: %v", err)
 	}
 }

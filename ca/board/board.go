@@ -369,10 +369,6 @@ func (b *Board) write(ctx context.Context, beat bool) error {
 	n, first := b.own, b.wrote.IsZero()
 	b.mu.Unlock()
 	data, err := n.encode(b.config.Sealer, b.config.Domain)
-	if room := store.NoteRoom(b.config.Store); err == nil && len(data) > room {
-		less := n.within(room)
-		data, err = less.encode(b.config.Sealer, b.config.Domain)
-	}
 	if err != nil {
 		return fmt.Errorf("writing this replica's note: %w", err)
 	}

@@ -18,7 +18,7 @@ import (
 
 // Bounds of what a note says.
 const (
-	// MaxRevoked bounds the revoked certificates. As many of one log fit into a note of store.MaxNote bytes.
+	// MaxRevoked bounds the revoked certificates. As many of one log fit into a note of store.MaxNote bytes; some stores take less.
 	MaxRevoked = 50_000
 	// MaxCheckpoint is what agents read of one, in bytes.
 	MaxCheckpoint = 4 << 10
@@ -122,35 +122,26 @@ func (n *Note) encode(s *keys.Sealer, td trust.Domain) ([]byte, error) {
 	return append(b, s.MAC(bound(td, n.Replica, b))...), nil
 }
 
-// Fit puts certificates into the order of a note, without doubles, and returns those that fit into one, and how many do not. Of two entries
-// with one serial and revocation the later in all is left out.
-func Fit(all []Revoked) (fit []Revoked, omitted int) {
+// Fit puts certificates into the order of a note, without doubles, and returns those that fit into one of this board's store, and
+// how many do not. Of two entries with one serial and revocation the later in all is left out.
+func (b *Board) Fit(all []Revoked) (fit []Revoked, omitted int) {
+	return fitInto(all, store.NoteRoom(b.config.Store))
+}
+
+func fitInto(all []Revoked, room int) (fit []Revoked, omitted int) {
 	slices.SortStableFunc(all, compare)
 	fit = slices.CompactFunc(all, func(a, b Revoked) bool { return compare(a, b) == 0 })
 	if len(fit) > MaxRevoked {
 		fit, omitted = fit[:MaxRevoked], len(fit)-MaxRevoked
 	}
-	fit, more := cut(fit, store.MaxNote-restOfNote)
-	return fit, omitted + more
-}
-
-// cut returns the first of all, which are in order, whose bytes are at most room, and how many it left out.
-func cut(all []Revoked, room int) (fit []Revoked, omitted int) {
-	for fit = all; ; {
+	for {
 		b, err := appendRevoked(nil, fit, base(fit))
-		if err != nil || len(b) <= room {
-			return fit, len(all) - len(fit)
+		if err != nil || len(b) <= room-restOfNote {
+			return fit, omitted
 		}
-		fit = fit[:len(fit)*room/len(b)*99/100]
+		keep := len(fit) * (room - restOfNote) / len(b) * 99 / 100
+		fit, omitted = fit[:keep], omitted+len(fit)-keep
 	}
-}
-
-// within returns a note as it fits into a store that takes less than others do (store.NoteRoom).
-func (n Note) within(room int) Note {
-	var omitted int
-	n.Revoked, omitted = cut(n.Revoked, room-restOfNote)
-	n.Omitted += uint64(omitted)
-	return n
 }
 
 // restOfNote is more than the rest of a note has.

@@ -115,7 +115,7 @@ func TestNoteThatIsTooSmall(t *testing.T) {
 		all     []Revoked
 		omitted bool
 	}{"nothing": {nil, false}, "a log": {many(MaxRevoked, 5), false}, "one more": {many(MaxRevoked+1, 5), true}, "long": {wide, true}} {
-		fit, omitted := Fit(slices.Clone(c.all))
+		fit, omitted := fitInto(slices.Clone(c.all), store.MaxNote)
 		if (omitted > 0) != c.omitted || len(fit)+omitted > len(c.all) {
 			t.Errorf("%s: %d fit and %d do not, of %d", name, len(fit), omitted, len(c.all))
 		}
@@ -125,7 +125,7 @@ func TestNoteThatIsTooSmall(t *testing.T) {
 		}
 	}
 	twice := append(many(10, 1), many(10, 1)...)
-	if fit, omitted := Fit(twice); len(fit) != 10 || omitted != 0 {
+	if fit, omitted := fitInto(twice, store.MaxNote); len(fit) != 10 || omitted != 0 {
 		t.Errorf("doubles: %d fit, %d do not", len(fit), omitted)
 	}
 }

@@ -91,21 +91,19 @@ func Check(key crypto.Signer) error {
 	return alg.Check(key.Public(), message, sig)
 }
 
-// Private reports whether a file's mode keeps others from it: only its owner may do anything, or it is root's, who lets one
-// group that this process is in read it. The latter is what a Secret that Kubernetes mounts looks like for who is not root
-// (fsGroup): 0440 and root's is the least that there is.
+// Private reports whether a file's mode keeps others from it: only its owner may do anything, or a group that it is Lent to may
+// read it.
 func Private(info fs.FileInfo) bool {
-	st, ok := info.Sys().(*syscall.Stat_t)
-	if !ok || info.Mode().Perm()&0o077 == 0 {
-		return ok
-	}
-	groups, err := os.Getgroups()
-	return err == nil && lent(info.Mode().Perm(), st.Uid, int(st.Gid), os.Geteuid(), append(groups, os.Getegid()))
+	mode := info.Mode().Perm()
+	return mode&0o077 == 0 || mode&0o037 == 0 && Lent(info)
 }
 
-// lent is Private's second case.
-func lent(mode fs.FileMode, owner uint32, group, user int, groups []int) bool {
-	return mode&0o037 == 0 && owner == 0 && user != 0 && group != 0 && slices.Contains(groups, group)
+// Lent reports whether a file or folder is root's, for a group that this process is in and root is not. That is what Kubernetes
+// makes of what it mounts for a pod that is not root (fsGroup): root's with mode 0440 is the least that a Secret can have there.
+func Lent(info fs.FileInfo) bool {
+	st, ok := info.Sys().(*syscall.Stat_t)
+	groups, err := os.Getgroups()
+	return ok && err == nil && st.Uid == 0 && st.Gid != 0 && os.Geteuid() != 0 && slices.Contains(append(groups, os.Getegid()), int(st.Gid))
 }
 
 // maxSecret bounds the file of a passphrase or PIN.

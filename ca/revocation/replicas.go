@@ -95,7 +95,7 @@ func (m *Manager) others(doc *authority.Document) []*authority.LogState {
 	return out
 }
 
-// told returns what was found, as the own note has it. Caller holds mu.
+// told returns what was found, as the own note has it; there is a board. Caller holds mu.
 func (m *Manager) told() []board.Revoked {
 	if m.tells != nil {
 		return m.tells
@@ -113,7 +113,7 @@ func (m *Manager) told() []board.Revoked {
 		all = all[:0]
 		add(func(c *Certificate) bool { return c.gone(now) })
 	}
-	m.tells, m.omitted = board.Fit(all)
+	m.tells, m.omitted = m.config.Board.Fit(all)
 	return m.tells
 }
 

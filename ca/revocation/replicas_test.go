@@ -85,10 +85,12 @@ type fleet struct {
 	profile  *ca.Profile
 	replicas map[string]*replica
 	gather   time.Duration
+	config   func(name string, c *authority.Config) // changes it; may be nil
+	ids      map[string]uint32                      // of logs, where they are not made from the name
 
 	mu      sync.Mutex
 	bodies  map[string][]byte // what the CRL of an issuer and number says
-	highest map[string]uint64 // number that a replica has published, by replica
+	highest map[string]uint64 // number that a replica has published, over restarts too, by replica and issuer
 }
 
 // replica is one server's real parts.
@@ -137,6 +139,9 @@ func (f *fleet) open(name string) *replica {
 	for _, c := range name {
 		id = id*31%50_000_000 + 20_000_000 + uint32(c)
 	}
+	if other := f.ids[name]; other != 0 {
+		id = other
+	}
 	if !issuelog.Exists(dir) {
 		must(issuelog.Create(dir, fmt.Sprintf("cluster.local/chancery/log/%d", id)))
 	}
@@ -146,6 +151,9 @@ func (f *fleet) open(name string) *replica {
 		Domain: td, Store: f.shop, Sealer: f.sealer, Log: r.log, Logger: logger, Profiles: []*ca.Profile{f.profile}, Replica: name,
 		IssuanceLog: authority.LogState{ID: id, Key: r.issuance.PublicKey()},
 	}
+	if f.config != nil {
+		f.config(name, &c)
+	}
 	if _, _, err := f.shop.Load(f.t.Context()); err != nil {
 		must(authority.Init(f.t.Context(), c, "test"))
 	}
@@ -153,10 +161,15 @@ func (f *fleet) open(name string) *replica {
 	r.board = board.Open(board.Config{Store: f.shop, Sealer: f.sealer, Domain: td, Replica: name, Format: 2, Logger: logger})
 	r.manager = New(Config{Domain: td, Authority: r.keeper, Issuance: r.issuance, Board: r.board, Logger: logger, Publish: r.publish})
 	r.manager.gather = f.gather
+	r.keeper.Announce(func(ctx context.Context) error { // as a server does
+		if err := r.manager.Refresh(ctx); err != nil {
+			return err
+		}
+		ctx, cancel := context.WithTimeout(ctx, time.Second)
+		defer cancel()
+		return r.manager.Acknowledged(ctx, r.keeper.Document().Version)
+	})
 	f.replicas[name] = r
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	maps.DeleteFunc(f.highest, func(of string, _ uint64) bool { return strings.HasPrefix(of, name+" ") }) // it starts from nothing
 	return r
 }
 

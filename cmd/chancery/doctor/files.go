@@ -15,6 +15,7 @@ import (
 
 	"github.com/chancery-project/chancery/ca/checkup"
 	"github.com/chancery-project/chancery/ca/issuelog"
+	"github.com/chancery-project/chancery/ca/keys"
 	"github.com/chancery-project/chancery/ca/keys/pkcs11"
 	"github.com/chancery-project/chancery/trust"
 )
@@ -129,8 +130,12 @@ func (e *exam) checkFile(f file, user int64) {
 		e.unchecked(subject, err)
 		return
 	}
-	mode := info.Mode().Perm()
-	if e.findings = append(e.findings, judgeMode(f, mode)...); f.needed {
+	if mode := info.Mode().Perm(); mode&0o077 != 0 && f.secret && keys.Private(info) {
+		f.own = false // root's, and lent to a group of ours, as Kubernetes mounts Secrets
+	} else {
+		e.findings = append(e.findings, judgeMode(f, mode)...)
+	}
+	if f.needed {
 		if err := unix.Faccessat(unix.AT_FDCWD, f.path, unix.R_OK, unix.AT_EACCESS); err != nil && e.isStranger() {
 			e.unchecked(subject, err)
 		} else if err != nil {
@@ -184,8 +189,13 @@ func (e *exam) checkFolder(dir string, user int64) {
 		e.unchecked("folder "+dir, err)
 		return
 	}
-	if mode := info.Mode().Perm(); mode&0o022 != 0 {
-		e.found("folder.writable", checkup.Warning, "folder "+dir, "has mode %04o; others can write to it", mode)
+	mode := info.Mode().Perm()
+	if keys.Lent(info) { // a pod's volume
+		mode &^= 0o020
+	}
+	var mount unix.Statfs_t
+	if mode&0o022 != 0 && (unix.Statfs(dir, &mount) != nil || mount.Flags&unix.ST_RDONLY == 0) { // Kubernetes mounts Secrets so
+		e.found("folder.writable", checkup.Warning, "folder "+dir, "has mode %04o; others can write to it", info.Mode().Perm())
 	}
 	if uid := ownerOf(info); uid != 0 && user >= 0 && int64(uid) != user {
 		e.found("folder.writable", checkup.Warning, "folder "+dir, "belongs to %s, and the state to %s", owner(uid), owner(uint32(user)))

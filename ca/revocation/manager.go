@@ -162,6 +162,7 @@ func (m *Manager) storeSet(resolved bool) {
 			s.serials[r.Serial] = true
 		}
 	}
+	s.behind, s.predicates = m.behind(), m.predicates
 	if old := m.set.Load(); !s.complete && old != nil { // what was known stays known while the rest is looked for
 		maps.Copy(s.serials, old.serials)
 	}
@@ -223,6 +224,13 @@ func (m *Manager) isWaiting() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.waiting
+}
+
+// isGathering reports whether another replica has not told yet what it has of the newest revocations.
+func (m *Manager) isGathering() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.gathering(m.config.Authority.Document(), time.Now())
 }
 
 // Refresh brings everything up to date with document, log and time, and publishes it if it changed. It does little where
@@ -410,11 +418,12 @@ func (m *Manager) Revoke(ctx context.Context, r authority.Revocation, dryRun boo
 	return result, nil
 }
 
-// settle is Refresh, until nobody is waited for.
+// settle is Refresh, until those who live have told what they have, or had the time to.
 func (m *Manager) settle(ctx context.Context) error {
-	for {
+	for end := time.Now().Add(m.gather); ; {
 		changed := m.news()
-		if err := m.Refresh(ctx); err != nil || !m.isWaiting() {
+		err := m.Refresh(ctx)
+		if more := m.isWaiting() || m.isGathering() && time.Now().Before(end); err != nil || !more {
 			return err
 		}
 		select {

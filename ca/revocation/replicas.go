@@ -335,6 +335,22 @@ func (m *Manager) gathering(doc *authority.Document, now time.Time) bool {
 	return false
 }
 
+// behind returns the logs of other replicas that were not searched for all that is revoked.
+func (m *Manager) behind() map[uint32]bool {
+	out := map[uint32]bool{}
+	doc := m.config.Authority.Document()
+	state := doc.Domains[m.config.Domain.String()]
+	if state == nil {
+		return out
+	}
+	for _, l := range m.others(doc) {
+		if n := m.noteOf(l); n == nil || n.Resolved < state.NeedsResolved() || n.Omitted > 0 {
+			out[l.ID] = true
+		}
+	}
+	return out
+}
+
 func nameOf(l *authority.LogState) string {
 	if l.Replica == "" {
 		return fmt.Sprintf("with log ID %d", l.ID)

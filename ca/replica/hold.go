@@ -19,6 +19,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/chancery-project/chancery/ca/audit"
 	"github.com/chancery-project/chancery/ca/document"
 	"github.com/chancery-project/chancery/ca/keys"
 	"github.com/chancery-project/chancery/ca/store"
@@ -52,6 +53,7 @@ type Config struct {
 	Store    store.Store
 	Sealer   *keys.Sealer
 	Logger   *slog.Logger
+	Log      *audit.Log        // for Forget
 	Mark     string            // file of the mark; empty: none is kept
 	Issuance document.LogState // its issuance log; zero without one
 }

@@ -626,11 +626,11 @@ func TestForget(t *testing.T) {
 		}
 	}
 	version := a.Document().Version
-	a.mindReplicas(t.Context(), time.Now().Add(89*24*time.Hour))
+	a.DropDead(t.Context(), time.Now().Add(89*24*time.Hour))
 	if a.Document().Version != version || len(a.Document().Logs) != 2 {
 		t.Error("it was dropped while certificates of it may live")
 	}
-	a.mindReplicas(t.Context(), time.Now().Add(91*24*time.Hour))
+	a.DropDead(t.Context(), time.Now().Add(91*24*time.Hour))
 	notes, err := c.Store.Notes(t.Context())
 	if err != nil || len(notes) != 0 || len(a.Document().Logs) != 1 {
 		t.Errorf("notes %v, replicas %+v, %v", notes, a.Document().Logs, err)

@@ -43,6 +43,7 @@ type kept struct {
 // store, is killed, and whoever is paused; what they write is one history, and no certificate is of an issuer that the
 // history does not know (D4, D8, D12, D13).
 func TestThreeServers(t *testing.T) {
+	t.Parallel()
 	k := SharedKube(t)
 	for name, start := range map[string]func(*testing.T) *sharedStore{"postgres": postgresStore, "kubernetes": kubernetesStore} {
 		t.Run(name, func(t *testing.T) {

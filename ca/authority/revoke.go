@@ -98,12 +98,6 @@ func laterThan(stored, crl []byte) bool {
 	return err == nil && bytes.Equal(have.RawIssuer, list.RawIssuer) && have.Number != nil && have.Number.Cmp(list.Number) >= 0
 }
 
-// HoldsKey returns why the key of an issuer in the document, whatever its state, cannot be used here; nil if it can.
-func (a *Keeper) HoldsKey(ctx context.Context, x *Authority) error {
-	_, err := a.openHeld(ctx, a.Document(), x)
-	return err
-}
-
 // isOf reports whether a CRL is of an issuer by this name; one key may have been certified under several.
 func isOf(crl []byte, x *Authority) bool {
 	cert, err := x.X509()

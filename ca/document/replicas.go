@@ -183,7 +183,8 @@ func (d *Document) Reissue(seen uint64) (*Document, error) {
 	}
 	n.Format, n.Version, n.Previous, n.By, n.Driver = Format, epoch<<epochBits, "", "", nil
 	for _, state := range n.Domains {
-		state.CRLNumber = epoch<<epochBits | state.CRLNumber&(1<<epochBits-1)
+		// Without a content, so that the next one is taken at once: who has a CRL of before must not go on with it.
+		state.CRL, state.CRLNumber = nil, epoch<<epochBits|state.LastCRL().Number&(1<<epochBits-1)
 		state.Generation = epoch<<(epochBits/2) | state.Generation&(1<<(epochBits/2)-1)
 	}
 	return n, nil

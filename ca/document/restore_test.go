@@ -16,14 +16,14 @@ func TestD9RestoredIsAboveAllThatWasSeen(t *testing.T) {
 	d := New()
 	d.Version = 7
 	d.Logs = append(d.Logs, LogState{ID: 1 << 25, Replica: "ca-2", DeclaredDead: &time.Time{}})
-	d.State(td).Generation, d.State(td).CRLNumber = 3, 12
+	d.State(td).Generation, d.State(td).CRL = 3, &CRL{Number: 12, Content: "ab"}
 	by := Import{Time: time.Now().UTC(), Actor: "alice (unix:root)", Exported: time.Now().Add(-time.Hour).UTC()}
 
 	first, err := d.ReissueBy(9, by)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if first.Version != 1<<32 || first.State(td).Generation != 3+1<<16 || first.State(td).CRLNumber != 12+1<<32 {
+	if first.Version != 1<<32 || first.State(td).Generation != 3+1<<16 || first.State(td).LastCRL() != (CRL{Number: 12 + 1<<32}) {
 		t.Errorf("%+v %+v", first, first.State(td))
 	}
 	if first.Imported == nil || first.Imported.Version != 7 || first.Imported.Actor != by.Actor {
@@ -40,12 +40,12 @@ func TestD9RestoredIsAboveAllThatWasSeen(t *testing.T) {
 	}
 	first.Version += 40
 	first.State(td).Generation += 5
-	first.State(td).CRLNumber += 1000
+	first.State(td).CRL = &CRL{Number: first.State(td).LastCRL().Number + 1000}
 	second, err := d.ReissueBy(first.Version, by)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if second.Version != 2<<32 || second.State(td).Generation <= first.State(td).Generation || second.State(td).CRLNumber <= first.State(td).CRLNumber {
+	if second.Version != 2<<32 || second.State(td).Generation <= first.State(td).Generation || second.State(td).LastCRL().Number <= first.State(td).LastCRL().Number {
 		t.Errorf("the second time: %+v %+v after %+v %+v", second, second.State(td), first, first.State(td))
 	}
 

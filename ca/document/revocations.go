@@ -69,13 +69,6 @@ func (s *DomainState) NextCRL(c CRL) CRL {
 	return c
 }
 
-// SkipCRLs leaves out numbers which somebody may have used that this document does not know of. What the CRLs are stays.
-func (s *DomainState) SkipCRLs(by uint64) {
-	c := s.LastCRL()
-	c.Number += by
-	s.CRL, s.CRLNumber = &c, 0
-}
-
 // endedStays is how long the revocation of a certificate that has ended stays, so that clocks which are behind find it on
 // a CRL.
 const endedStays = time.Hour

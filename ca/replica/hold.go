@@ -206,17 +206,21 @@ func (h *Hold) ChangeQuietly(ctx context.Context, f func(next *document.Document
 func (h *Hold) change(ctx context.Context, quiet bool, f func(next *document.Document) error) error {
 	pause := firstPause
 	for n := 1; ; n++ {
-		next, err := h.snapshot.Load().Next(h.data)
+		before := h.snapshot.Load()
+		next, err := before.Next(h.data)
 		if err != nil {
 			return err
 		}
 		next.Format, next.By = document.Format, h.config.Name
-		if err := f(next); errors.Is(err, ErrUnchanged) {
-			return nil
-		} else if err != nil {
+		if err := f(next); err != nil {
+			if n < maxTries && h.reload(ctx) == nil && h.snapshot.Load().Version > before.Version {
+				continue // it may think otherwise of what is there now
+			}
+			if errors.Is(err, ErrUnchanged) {
+				return nil
+			}
 			return err
 		}
-		before := h.snapshot.Load()
 		if err = h.write(ctx, next, quiet); err == nil && h.wrote != nil {
 			h.wrote(context.WithoutCancel(ctx), before, next)
 		}

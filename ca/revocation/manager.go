@@ -252,7 +252,7 @@ func (m *Manager) refresh(ctx context.Context) error {
 	m.post(doc)
 	now := time.Now()
 	if !m.dirty && now.Before(m.due) {
-		return nil
+		return nil // as it was
 	}
 	signers, err := m.config.Authority.CRLSigners(ctx)
 	if err != nil {
@@ -280,7 +280,7 @@ func (m *Manager) refresh(ctx context.Context) error {
 		m.due = now
 	}
 	if late == nil {
-		m.blocked = m.acknowledge(ctx, doc)
+		m.acknowledge(ctx, doc)
 	}
 	return late
 }
@@ -368,8 +368,9 @@ func (m *Manager) describe(err error) {
 type Result struct {
 	Certificates []Certificate // at most 1,000
 	Count        uint64
-	Revocation   string // its ID; empty after a dry run
-	Delayed      error  // what failed after it was stored; it is tried again
+	Revocation   string   // its ID; empty after a dry run
+	Delayed      error    // what failed after it was stored; it is tried again
+	Unseen       []string // logs of other replicas, which a dry run does not see
 }
 
 // maxListed bounds what a Result lists.
@@ -389,6 +390,9 @@ func (m *Manager) Revoke(ctx context.Context, r authority.Revocation, dryRun boo
 	}
 	result := &Result{Count: uint64(len(found.all)), Certificates: found.all[:min(len(found.all), maxListed)]}
 	if dryRun {
+		if r.Serial == "" || result.Count == 0 {
+			result.Unseen = m.unseen()
+		}
 		return result, nil
 	}
 	switch {

@@ -129,6 +129,9 @@ func (m *Manager) post(doc *authority.Document) {
 		if m.resolved {
 			n.Resolved = doc.Version
 		}
+		if m.config.Issuance != nil {
+			n.Checkpoint = m.config.Issuance.Checkpoint()
+		}
 	})
 	if m.listed != doc.Version {
 		m.listed = doc.Version
@@ -374,21 +377,33 @@ func (m *Manager) missingLogs(doc *authority.Document) (out []string) {
 	return out
 }
 
+// unseen names the logs that only other replicas can read.
+func (m *Manager) unseen() (out []string) {
+	for _, l := range m.others(m.config.Authority.Document()) {
+		if l.Key != "" {
+			out = append(out, fmt.Sprintf("log %s of replica %s: a dry run sees the log of the server that is asked only", l.Key, nameOf(l)))
+		}
+	}
+	return out
+}
+
 // acknowledge tells the others that this replica has published CRLs of all issuers in a document, and can sign with the key of
 // the one that waits to (decision D4). Caller holds mu.
-func (m *Manager) acknowledge(ctx context.Context, doc *authority.Document) error {
+func (m *Manager) acknowledge(ctx context.Context, doc *authority.Document) {
 	b := m.config.Board
 	if b == nil || m.acknowledged >= doc.Version {
-		return nil
+		return
 	}
-	if next := doc.Prepared(m.config.Domain); next != nil {
-		if err := m.config.Authority.HoldsKey(ctx, next); err != nil {
-			return fmt.Errorf("the issuer that waits to sign could not be used here: %w", err)
+	before := m.blocked
+	if m.blocked = m.config.Authority.HoldsPrepared(ctx); m.blocked != nil {
+		if before == nil {
+			m.config.Logger.Warn("this replica could not sign with the next issuer; until it can, or is declared dead, that one waits", "reason", m.blocked.Error())
 		}
+		m.due = time.Now().Add(2 * gather)
+		return
 	}
 	m.acknowledged = doc.Version
 	b.Own(func(n *board.Note) { n.Acknowledged = doc.Version })
-	return nil
 }
 
 // Acknowledged returns once each other replica that nobody declared dead works by a version of the document, or a later one: it has

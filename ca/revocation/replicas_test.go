@@ -85,10 +85,12 @@ type fleet struct {
 	profile  *ca.Profile
 	replicas map[string]*replica
 	gather   time.Duration
+	config   func(name string, c *authority.Config) // changes it; may be nil
+	ids      map[string]uint32                      // of logs, where they are not made from the name
 
 	mu      sync.Mutex
 	bodies  map[string][]byte // what the CRL of an issuer and number says
-	highest map[string]uint64 // number that a replica has published, by replica
+	highest map[string]uint64 // number that a replica has published, over restarts too, by replica and issuer
 }
 
 // replica is one server's real parts.
@@ -137,6 +139,9 @@ func (f *fleet) open(name string) *replica {
 	for _, c := range name {
 		id = id*31%50_000_000 + 20_000_000 + uint32(c)
 	}
+	if other := f.ids[name]; other != 0 {
+		id = other
+	}
 	if !issuelog.Exists(dir) {
 		must(issuelog.Create(dir, fmt.Sprintf("cluster.local/chancery/log/%d", id)))
 	}
@@ -146,6 +151,9 @@ func (f *fleet) open(name string) *replica {
 		Domain: td, Store: f.shop, Sealer: f.sealer, Log: r.log, Logger: logger, Profiles: []*ca.Profile{f.profile}, Replica: name,
 		IssuanceLog: authority.LogState{ID: id, Key: r.issuance.PublicKey()},
 	}
+	if f.config != nil {
+		f.config(name, &c)
+	}
 	if _, _, err := f.shop.Load(f.t.Context()); err != nil {
 		must(authority.Init(f.t.Context(), c, "test"))
 	}
@@ -153,6 +161,14 @@ func (f *fleet) open(name string) *replica {
 	r.board = board.Open(board.Config{Store: f.shop, Sealer: f.sealer, Domain: td, Replica: name, Format: 2, Logger: logger})
 	r.manager = New(Config{Domain: td, Authority: r.keeper, Issuance: r.issuance, Board: r.board, Logger: logger, Publish: r.publish})
 	r.manager.gather = f.gather
+	r.keeper.Announce(func(ctx context.Context) error { // as a server does
+		if err := r.manager.Refresh(ctx); err != nil {
+			return err
+		}
+		ctx, cancel := context.WithTimeout(ctx, time.Second)
+		defer cancel()
+		return r.manager.Acknowledged(ctx, r.keeper.Document().Version)
+	})
 	f.replicas[name] = r
 	return r
 }
@@ -496,96 +512,101 @@ func TestD13AnyOrderEndsAlike(t *testing.T) {
 // awaited: who has just started and lacks the note of another waits for it.
 func awaited(err error) bool { return strings.Contains(err.Error(), "has left no note") }
 
-func anyOrder(t *testing.T, random *rand.Rand) {
-	f := newFleet(t)
-	f.gather = 0 // the worst case: nobody waits for others
-	names := []string{"a", "b", "c"}
-	for _, n := range names {
-		f.open(n)
-	}
-	pick := func() *replica { return f.replicas[names[random.IntN(len(names))]] }
+// order is one run of TestD13AnyOrderEndsAlike.
+type order struct {
+	*fleet
+	random  *rand.Rand
+	names   []string
+	issued  map[string][]*x509.Certificate // by identity
+	revoked map[string]bool
+	roaming agent
+}
+
+func (o *order) pick() *replica { return o.replicas[o.names[o.random.IntN(len(o.names))]] }
+
+// step does one thing at one replica.
+func (o *order) step() error {
+	r, ctx := o.pick(), o.t.Context()
 	ids := []string{web, db, "spiffe://cluster.local/ns/foo/sa/x", "spiffe://cluster.local/ns/foo/sa/y"}
-	issued := map[string][]*x509.Certificate{}
-	revoked := map[string]bool{}
-	var roaming agent
-	revocations := 0
+	id := ids[o.random.IntN(len(ids))]
+	switch o.random.IntN(9) {
+	case 0, 1:
+		o.issued[id] = append(o.issued[id], r.issue(id, "n1"))
+	case 2:
+		if o.revoked[id] {
+			return nil
+		}
+		o.revoked[id] = true
+		_, err := r.revoke(authority.Predicate{SPIFFEID: id})
+		return err
+	case 3:
+		r.keeper.Follow(ctx)
+	case 4:
+		return r.board.Read(ctx)
+	case 5:
+		return r.board.Write(ctx)
+	case 6:
+		if o.random.IntN(3) == 0 {
+			r.end()
+			o.open(r.name)
+		}
+	case 7:
+		o.roaming.visit(r)
+	default:
+		if err := r.manager.Refresh(ctx); err != nil && !awaited(err) {
+			return err
+		}
+	}
+	return nil
+}
+
+// all has each replica do what it does all the time.
+func (o *order) all(rounds int) {
+	o.t.Helper()
+	for range rounds {
+		for _, n := range o.names {
+			r := o.replicas[n]
+			r.keeper.Follow(o.t.Context())
+			r.manager.due = time.Time{}
+			if err := errors.Join(r.board.Write(o.t.Context()), r.board.Read(o.t.Context()), r.manager.Refresh(o.t.Context())); err != nil && !awaited(err) {
+				o.t.Fatal(err)
+			}
+		}
+	}
+}
+
+func anyOrder(t *testing.T, random *rand.Rand) {
+	o := &order{fleet: newFleet(t), random: random, names: []string{"a", "b", "c"}, issued: map[string][]*x509.Certificate{}, revoked: map[string]bool{}}
+	o.gather = 0 // the worst case: nobody waits for others
+	for _, n := range o.names {
+		o.open(n)
+	}
 	for range 60 {
-		r := pick()
-		switch random.IntN(9) {
-		case 0, 1:
-			id := ids[random.IntN(len(ids))]
-			issued[id] = append(issued[id], r.issue(id, "n1"))
-		case 2:
-			if id := ids[random.IntN(len(ids))]; !revoked[id] {
-				if _, err := r.revoke(authority.Predicate{SPIFFEID: id}); err != nil {
-					t.Fatal(err)
-				}
-				revoked[id] = true
-				revocations++
-			}
-		case 3:
-			r.keeper.Follow(t.Context())
-		case 4:
-			if err := r.board.Read(t.Context()); err != nil {
-				t.Fatal(err)
-			}
-		case 5:
-			if err := r.board.Write(t.Context()); err != nil {
-				t.Fatal(err)
-			}
-		case 6:
-			if random.IntN(3) == 0 {
-				name := r.name
-				r.end()
-				delete(f.highest, name)
-				r = f.open(name)
-			}
-		case 7:
-			roaming.visit(r)
-		default:
-			if err := r.manager.Refresh(t.Context()); err != nil && !awaited(err) {
-				t.Fatal(err)
-			}
+		if err := o.step(); err != nil {
+			t.Fatal(err)
 		}
 	}
-	for range 4 { // now each does what it does all the time
-		for _, n := range names {
-			r := f.replicas[n]
-			r.keeper.Follow(t.Context())
-			if err := errors.Join(r.board.Write(t.Context()), r.board.Read(t.Context()), r.manager.Refresh(t.Context())); err != nil && !awaited(err) {
-				t.Fatal(err)
-			}
-		}
-	}
+	o.all(4)
 	var want []*x509.Certificate
-	for id := range revoked {
-		want = append(want, issued[id]...)
+	for id := range o.revoked {
+		want = append(want, o.issued[id]...)
 	}
-	versions := f.shop.writes.Load()
-	f.settled("in the end", want...)
+	versions := o.shop.writes.Load()
+	o.settled("in the end", want...)
 	for range 10 {
-		if r := pick(); roaming.visit(r) {
+		if r := o.pick(); o.roaming.visit(r) {
 			t.Errorf("%s has older CRLs in the end", r.name)
 		}
 	}
-	for range 2 { // and then they rest
-		for _, n := range names {
-			r := f.replicas[n]
-			r.keeper.Follow(t.Context())
-			r.manager.due = time.Time{}
-			if err := errors.Join(r.board.Write(t.Context()), r.board.Read(t.Context()), r.manager.Refresh(t.Context())); err != nil {
-				t.Fatal(err)
-			}
-		}
-	}
-	if n := f.shop.writes.Load(); n != versions {
+	o.all(2) // and then they rest
+	if n := o.shop.writes.Load(); n != versions {
 		t.Errorf("with nothing to do there are %d more versions of the document", n-versions)
 	}
 	certs := 0
-	for _, all := range issued {
+	for _, all := range o.issued {
 		certs += len(all)
 	}
-	if limit := int64(10 + 4*revocations + certs); versions > limit { // a certificate that is found late takes a number
-		t.Errorf("%d revocations of %d certificates made %d versions of the document", revocations, certs, versions)
+	if limit := int64(10 + 4*len(o.revoked) + certs); versions > limit { // a certificate that is found late takes a number
+		t.Errorf("%d revocations of %d certificates made %d versions of the document", len(o.revoked), certs, versions)
 	}
 }

@@ -37,8 +37,10 @@ type querier interface {
 
 // tablesVersion returns the version of the tables; 0 if there are none.
 func (s *Store) tablesVersion(ctx context.Context, q querier) (int, error) {
+	// Not by to_regclass: that may answer from a cache what it answered before somebody else made the tables.
+	const tables = `SELECT EXISTS (SELECT FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = $1 AND c.relname = 'schema_version')`
 	var there bool
-	if err := q.QueryRow(ctx, `SELECT to_regclass($1) IS NOT NULL`, pgx.Identifier{s.target.schema, "schema_version"}.Sanitize()).Scan(&there); err != nil || !there {
+	if err := q.QueryRow(ctx, tables, s.target.schema).Scan(&there); err != nil || !there {
 		return 0, err
 	}
 	var v int
@@ -119,7 +121,7 @@ func (s *Store) migrateFrom(ctx context.Context, tx pgx.Tx, v int) error {
 func refusedBy(err error) error {
 	var pg *pgconn.PgError
 	if errors.As(err, &pg) && pg.Code == "42501" {
-		return fmt.Errorf("%w; the role of `chancery authority init` needs more rights than that of a server", err)
+		return fmt.Errorf("%w; that takes the role that owns them", err)
 	}
 	return err
 }

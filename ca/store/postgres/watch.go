@@ -58,9 +58,17 @@ func (s *Store) listen(ctx context.Context, changed func()) bool {
 		return false
 	}
 	defer func() {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
-		defer cancel()
-		_ = conn.Close(ctx) // it is lost, or not needed any more
+		lost := ctx.Err() == nil
+		goodbye := func() {
+			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
+			defer cancel()
+			_ = conn.Close(ctx)
+		}
+		if lost { // nobody should wait for what may never answer
+			go goodbye()
+			return
+		}
+		goodbye()
 	}()
 	if err := s.bounded(ctx, func(ctx context.Context) error { _, err := conn.Exec(ctx, s.sql.listen); return err }); err != nil {
 		return false

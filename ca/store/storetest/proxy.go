@@ -14,8 +14,8 @@ type Proxy struct {
 	network, to string
 	listener    net.Listener
 
-	mu    sync.Mutex // guards what follows
-	conns map[net.Conn]bool
+	mu    sync.Mutex        // guards what follows
+	conns map[net.Conn]bool // false: lost
 	cut   bool
 	gate  chan struct{} // while it is open nothing comes through; nil: all does
 }
@@ -53,6 +53,15 @@ func (p *Proxy) Hang() {
 	defer p.mu.Unlock()
 	if p.gate == nil {
 		p.gate = make(chan struct{})
+	}
+}
+
+// Lose makes the connections that there are dead, without a word to either end; new ones work.
+func (p *Proxy) Lose() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for c := range p.conns {
+		p.conns[c] = false
 	}
 }
 
@@ -105,20 +114,23 @@ func (p *Proxy) lead(in net.Conn) {
 	done := make(chan struct{}, 2)
 	for _, way := range [][2]net.Conn{{in, out}, {out, in}} {
 		go func() {
-			p.copy(way[1], way[0])
+			p.copy(way[1], way[0], in)
 			done <- struct{}{}
 		}()
 	}
 	<-done
 }
 
-func (p *Proxy) copy(to io.Writer, from io.Reader) {
+func (p *Proxy) copy(to io.Writer, from io.Reader, in net.Conn) {
 	buf := make([]byte, 64<<10)
 	for {
 		n, err := from.Read(buf)
 		p.mu.Lock()
-		gate := p.gate
+		gate, works := p.gate, p.conns[in]
 		p.mu.Unlock()
+		if !works && err == nil {
+			continue // into nowhere
+		}
 		if gate != nil {
 			<-gate
 		}

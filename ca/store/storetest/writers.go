@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/chancery-project/chancery/ca/store"
 )
@@ -48,44 +49,78 @@ type entry struct {
 	Version   uint64
 }
 
-// History is a document to which writers add, each from its own handle, so that a lost update shows.
+// History is a document, [] at first, to which writers add, each from its own handle, so that a lost update shows.
 type History struct {
+	// Patient is set where calls may fail for a while: a writer tries again until its context ends, and looks whether what failed
+	// has happened.
+	Patient bool
+
 	mu   sync.Mutex
 	told []entry // what was confirmed
 }
 
-// Write adds n entries by compare-and-swap, as often as it takes. An error that says nothing is taken for what Load tells; if
-// that does not come to an end, with the context.
+// Write adds n entries by compare-and-swap, as often as it takes.
 func (h *History) Write(ctx context.Context, s store.Document, writer, n int) error {
-	for i := range n {
-		for done := false; !done; {
-			data, v, err := s.Load(ctx)
-			if err != nil {
+	for i := 0; i < n; {
+		err := h.add(ctx, s, writer, i)
+		switch {
+		case err == nil:
+			i++
+		case errors.Is(err, store.ErrConflict):
+		case !h.Patient || ctx.Err() != nil:
+			return err
+		default:
+			select {
+			case <-ctx.Done():
 				return err
-			}
-			var all []entry
-			if err := json.Unmarshal(data, &all); err != nil {
-				return fmt.Errorf("version %d: %w", v, err)
-			}
-			if len(all) > 0 && all[len(all)-1].Version != v {
-				return fmt.Errorf("version %d ends with %+v", v, all[len(all)-1])
-			}
-			added := entry{writer, i, v + 1}
-			if data, err = json.Marshal(append(all, added)); err != nil {
-				return err
-			}
-			switch err := s.Replace(ctx, v, v+1, data); {
-			case err == nil:
-				h.mu.Lock()
-				h.told = append(h.told, added)
-				h.mu.Unlock()
-				done = true
-			case !errors.Is(err, store.ErrConflict):
-				return err
+			case <-time.After(10 * time.Millisecond):
 			}
 		}
 	}
 	return nil
+}
+
+// add adds an entry, unless it is there: a try before, of which nothing is known, may have done it.
+func (h *History) add(ctx context.Context, s store.Document, writer, n int) error {
+	data, v, err := s.Load(ctx)
+	if err != nil {
+		return err
+	}
+	all, err := entries(data, v)
+	if err != nil {
+		return err
+	}
+	for _, e := range all {
+		if e.Writer == writer && e.N == n {
+			h.confirm(e)
+			return nil
+		}
+	}
+	added := entry{writer, n, v + 1}
+	if data, err = json.Marshal(append(all, added)); err != nil {
+		return err
+	}
+	if err := s.Replace(ctx, v, v+1, data); err != nil {
+		return err
+	}
+	h.confirm(added)
+	return nil
+}
+
+func (h *History) confirm(e entry) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.told = append(h.told, e)
+}
+
+func entries(data []byte, version uint64) (all []entry, err error) {
+	if err := json.Unmarshal(data, &all); err != nil {
+		return nil, fmt.Errorf("version %d: %w", version, err)
+	}
+	if len(all) > 0 && all[len(all)-1].Version != version {
+		return nil, fmt.Errorf("version %d ends with %+v", version, all[len(all)-1])
+	}
+	return all, nil
 }
 
 // Check says what of the document is not one history with all that was confirmed in it.
@@ -94,16 +129,20 @@ func (h *History) Check(ctx context.Context, s store.Document, first uint64) err
 	if err != nil {
 		return err
 	}
-	var all []entry
-	if err := json.Unmarshal(data, &all); err != nil {
+	all, err := entries(data, v)
+	if err != nil {
 		return err
 	}
 	var wrong []error
 	if want := first + uint64(len(all)); v != want {
 		wrong = append(wrong, fmt.Errorf("%d entries since version %d, at version %d", len(all), first, v))
 	}
-	at := map[uint64]entry{}
+	at, seen := map[uint64]entry{}, map[[2]int]bool{}
 	for i, e := range all {
+		if seen[[2]int{e.Writer, e.N}] {
+			wrong = append(wrong, fmt.Errorf("%+v is there twice", e))
+		}
+		seen[[2]int{e.Writer, e.N}] = true
 		if e.Version != first+1+uint64(i) {
 			wrong = append(wrong, fmt.Errorf("entry %d is %+v", i, e))
 		}

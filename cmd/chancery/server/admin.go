@@ -33,6 +33,22 @@ type adminService struct {
 	export        func(context.Context) ([]byte, error)
 }
 
+// GetAuthorities returns the document's authorities without keys. Who asked goes into the audit log first.
+func (s adminService) GetAuthorities(ctx context.Context, _ *chanceryv1.GetAuthoritiesRequest) (*chanceryv1.GetAuthoritiesResponse, error) {
+	actor, err := adminsocket.ActorOf(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.log.Append(audit.Record{Event: audit.Admin, Actor: actor, Detail: "authority show"}); err != nil {
+		return nil, status.Error(codes.Unavailable, err.Error())
+	}
+	resp, err := describe(s.authority.Document())
+	if err != nil {
+		return nil, status.Error(codes.Internal, err.Error())
+	}
+	return resp, nil
+}
+
 // ListReplicas returns the servers on the store.
 func (s adminService) ListReplicas(ctx context.Context, q *chanceryv1.ListReplicasRequest) (*chanceryv1.ListReplicasResponse, error) {
 	return s.replicas.List(ctx, q)

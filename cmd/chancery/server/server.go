@@ -6,6 +6,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"maps"
 	"net"
@@ -147,6 +148,11 @@ func (s *Server) openState(ctx context.Context) (err error) {
 	})
 	if err != nil {
 		return err
+	}
+	if _, err := os.Lstat(c.rootsFile()); errors.Is(err, fs.ErrNotExist) { // as on a server that is new on a shared store
+		if err := c.WriteRoots(s.authority.Document()); err != nil {
+			s.logger.Warn("the file with the roots for agents is missing", "reason", err.Error())
+		}
 	}
 	s.board = board.Open(board.Config{
 		Store: s.store, Sealer: s.sealer, Domain: c.domain, Replica: c.place.Replica(), Format: document.Format, Logger: s.logger,

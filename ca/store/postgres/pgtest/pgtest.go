@@ -5,6 +5,7 @@ package pgtest
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/url"
@@ -140,22 +141,91 @@ func newCluster(program func(string) []string) (c *Cluster, err error) {
 		return nil, fmt.Errorf("initdb: %w\n%s", err, out)
 	}
 	for name, text := range map[string]string{
-		"postgresql.conf": "listen_addresses = '127.0.0.1'\nshared_buffers = 16MB\nmax_connections = 200\njit = off\ntimezone = UTC\nlog_line_prefix = '%m [%p] '\nunix_socket_directories = '" + c.Socket + "'\n",
-		"pg_hba.conf":     "local all all trust\nhost all all 127.0.0.1/32 scram-sha-256\n",
+		"postgresql.conf": "listen_addresses = '127.0.0.1'\nshared_buffers = 16MB\nmax_connections = 200\nwal_retrieve_retry_interval = 100\njit = off\ntimezone = UTC\nlog_line_prefix = '%m [%p] '\nunix_socket_directories = '" + c.Socket + "'\n",
+		"pg_hba.conf":     "local all all trust\nlocal replication all trust\nhost all all 127.0.0.1/32 scram-sha-256\n",
 	} {
 		if err := os.WriteFile(filepath.Join(c.data(), name), []byte(text), 0o600); err != nil {
 			return nil, err
 		}
 	}
-	for try := range 5 {
+	return c, c.startOnAnyPort()
+}
+
+// startOnAnyPort starts it on a port that nobody else has taken in the meantime.
+func (c *Cluster) startOnAnyPort() (err error) {
+	for range 5 {
 		if c.Port, err = freePort(); err != nil {
-			return nil, err
+			return err
 		}
-		if err = c.start(); err == nil || try > 0 && !strings.Contains(err.Error(), "Address already in use") {
+		if err = c.start(); err == nil || !strings.Contains(err.Error(), "Address already in use") {
 			break
 		}
 	}
-	return c, err
+	return err
+}
+
+// Standby returns another cluster that follows this one, until it is promoted or the test ends.
+func (c *Cluster) Standby(t testing.TB) *Cluster {
+	t.Helper()
+	s := &Cluster{program: c.program}
+	var err error
+	if s.dir, err = os.MkdirTemp("", "pg-"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(s.remove)
+	s.Socket = s.dir
+	if err := s.own(); err != nil {
+		t.Fatal(err)
+	}
+	from := fmt.Sprintf("host=%s port=%d user=%s", c.Socket, c.Port, Admin)
+	if out, err := s.command("pg_basebackup", "--pgdata", s.data(), "--write-recovery-conf", "--checkpoint=fast", "--no-sync", "--dbname", from).CombinedOutput(); err != nil {
+		t.Fatalf("pg_basebackup: %v\n%s", err, out)
+	}
+	if err := s.write("standby.signal", ""); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.add("postgresql.conf", "unix_socket_directories = '"+s.Socket+"'\n"); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.startOnAnyPort(); err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// TLS makes it speak TLS on its port, as localhost (and not as 127.0.0.1), and returns the file of the CA.
+func (c *Cluster) TLS(t testing.TB) string {
+	t.Helper()
+	ca, cert, key := certificate(t)
+	if err := errors.Join(c.write("server.crt", cert), c.write("server.key", key), c.add("postgresql.conf", "ssl = on\n")); err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(t.TempDir(), "db-ca.pem")
+	if err := os.WriteFile(file, []byte(ca), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	c.Exec(t, "postgres", "SELECT pg_reload_conf()")
+	return file
+}
+
+// write writes a file of the cluster's, as its own.
+func (c *Cluster) write(name, text string) error {
+	path := filepath.Join(c.data(), name)
+	err := os.WriteFile(path, []byte(text), 0o600)
+	if err == nil && c.owner != nil {
+		err = os.Chown(path, int(c.owner.Uid), int(c.owner.Gid))
+	}
+	return err
+}
+
+// add adds to a file of the cluster's; what is said last counts.
+func (c *Cluster) add(name, text string) error {
+	f, err := os.OpenFile(filepath.Join(c.data(), name), os.O_APPEND|os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteString(text)
+	return errors.Join(err, f.Close())
 }
 
 func (c *Cluster) data() string { return filepath.Join(c.dir, "data") }
@@ -317,9 +387,16 @@ func (c *Cluster) kill() {
 	if c.cmd == nil {
 		return
 	}
-	for _, pid := range c.stop() {
+	all := c.stop()
+	for _, pid := range all[1:] { // its children first: left alone, they would hold the shared memory for a moment
 		syscall.Kill(pid, syscall.SIGKILL)
 	}
+	for _, pid := range all[1:] {
+		for alive(pid) {
+			time.Sleep(time.Millisecond)
+		}
+	}
+	syscall.Kill(all[0], syscall.SIGKILL)
 	<-c.exited
 	c.cmd = nil
 }
@@ -349,19 +426,29 @@ func (c *Cluster) processes() []int {
 	all := []int{c.cmd.Process.Pid}
 	stats, _ := filepath.Glob("/proc/[0-9]*/stat")
 	for _, file := range stats {
-		data, err := os.ReadFile(file)
-		if err != nil {
-			continue // it has ended
-		}
-		// pid (name) state parent ...
-		_, rest, _ := strings.Cut(string(data), ") ")
-		if f := strings.Fields(rest); len(f) > 1 && f[1] == strconv.Itoa(all[0]) {
+		if f := stat(file); len(f) > 1 && f[1] == strconv.Itoa(all[0]) {
 			if pid, err := strconv.Atoi(filepath.Base(filepath.Dir(file))); err == nil {
 				all = append(all, pid)
 			}
 		}
 	}
 	return all
+}
+
+// stat returns what a process is after its name: state, parent, and more; nothing if it has ended.
+func stat(file string) []string {
+	data, err := os.ReadFile(file)
+	if err != nil {
+		return nil
+	}
+	_, rest, _ := strings.Cut(string(data), ") ")
+	return strings.Fields(rest)
+}
+
+// alive says whether a process runs. One that waits for its parent to hear of its end does not.
+func alive(pid int) bool {
+	f := stat(fmt.Sprintf("/proc/%d/stat", pid))
+	return len(f) > 0 && f[0] != "Z" && f[0] != "X"
 }
 
 // Log returns what it has logged.

@@ -51,8 +51,12 @@ type Desk struct {
 	hub     *agents.Hub
 }
 
-// announceTime is how long a new issuer that an admin brings waits for agents to have its CRL.
-const announceTime = 10 * time.Second
+const (
+	// announceTime is how long a new issuer that an admin brings waits for agents to have its CRL, and for other replicas.
+	announceTime = 10 * time.Second
+	// maxLogs is how many logs agents keep in mind.
+	maxLogs = 100
+)
 
 // Open makes a desk. What the document says is refused from here on.
 func Open(c Config) *Desk {
@@ -71,12 +75,21 @@ func (d Desk) Revoked() *revocation.Set { return d.manager.Set() }
 // Agents returns who serves Sync.
 func (d Desk) Agents() *agents.Hub { return d.hub }
 
-// Checkpoints returns the last checkpoint of each log that is known here.
+// Checkpoints returns the last checkpoint of each log that is known here: the own one first, as of this moment, then those that other
+// replicas told. None if there is no own one.
 func (d Desk) Checkpoints() []string {
 	if d.config.Issuance == nil {
 		return nil
 	}
-	return []string{d.config.Issuance.Checkpoint()}
+	all := []string{d.config.Issuance.Checkpoint()}
+	if d.config.Board != nil {
+		for _, n := range d.config.Board.Others() {
+			if n.Checkpoint != "" && len(all) < maxLogs {
+				all = append(all, n.Checkpoint)
+			}
+		}
+	}
+	return all
 }
 
 // Run keeps CRLs and agents up to date until ctx ends.
@@ -111,18 +124,20 @@ func (d *Desk) publish(l *revocation.Lists) {
 	}
 }
 
-// announce returns once the agents that are connected have the CRL of an issuer that waits to sign: without it they would
-// refuse its leaves.
+// announce returns once the agents that are connected have the CRL of an issuer that waits to sign: without it they would refuse its
+// leaves. Of agents elsewhere their replicas know: each of those that live has to say that it has published that CRL, and that it can
+// sign with the issuer's key (decision D4); else the error names it.
 func (d *Desk) announce(ctx context.Context) error {
 	if err := d.manager.Refresh(ctx); err != nil {
 		return err
 	}
+	version := d.config.Authority.Document().Version
 	ctx, cancel := context.WithTimeout(ctx, announceTime)
 	defer cancel()
 	if all, have := d.hub.Wait(ctx); have < all {
 		d.config.Logger.Warn("not every agent has the CRL of the new issuer before it signs", "agents", all, "acknowledged", have)
 	}
-	return nil
+	return d.manager.Acknowledged(ctx, version)
 }
 
 // maxWait bounds how long an answer waits for agents.
@@ -175,7 +190,7 @@ func (d Desk) Revoke(ctx context.Context, q *chanceryv1.RevokeRequest) (*chancer
 	}
 	all, have := d.hub.Counts()
 	resp.Agents, resp.Acknowledged = uint32(all), uint32(have)
-	resp.MissingLogs, resp.NotEnforcing = d.manager.State().MissingLogs, d.notEnforcing()
+	resp.MissingLogs, resp.NotEnforcing = slices.Concat(d.manager.State().MissingLogs, result.Unseen), d.notEnforcing()
 	return resp, nil
 }
 
@@ -199,6 +214,9 @@ func (d Desk) Status() *chanceryv1.GetStatusResponse_Crls {
 	}
 	for _, n := range s.Counts {
 		out.Certificates += n
+	}
+	if len(s.Revocations) > 0 {
+		out.Stale = slices.Concat(s.Stale, s.MissingLogs)
 	}
 	if s.Err != nil {
 		out.Error = s.Err.Error()

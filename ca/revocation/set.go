@@ -8,15 +8,16 @@ import (
 
 	"github.com/chancery-project/chancery/ca"
 	"github.com/chancery-project/chancery/ca/audit"
+	"github.com/chancery-project/chancery/ca/revocation/match"
 )
 
 // Set is what is revoked at a moment, for the way of each request. It is immutable; the nil Set is empty.
 type Set struct {
 	identities map[string]bool
-	serials    map[string]bool // hex
-	complete   bool            // false until the issuance log was read after a start
-	behind     map[uint32]bool // IDs of logs that nobody has searched for all that is revoked
-	predicates *predicates     // by which their certificates are judged
+	serials    map[string]bool   // hex
+	complete   bool              // false until the issuance log was read after a start
+	behind     map[uint32]bool   // IDs of logs that nobody has searched for all that is revoked
+	predicates *match.Predicates // by which their certificates are judged
 }
 
 // NewSet returns a set of identities and serials (hex). It is complete if no other serial can turn out to be revoked.
@@ -55,5 +56,5 @@ func (s *Set) Certificate(c *x509.Certificate) (revoked, sure bool) {
 	if at, err := ca.AttestationOf(c); err == nil && at != nil {
 		e.Requester.Cluster, e.Requester.Node = at.Cluster, at.Node
 	}
-	return s.predicates.match(&e) >= 0, sure
+	return s.predicates.Match(&e) >= 0, sure
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/chancery-project/chancery/ca"
 	"github.com/chancery-project/chancery/ca/document"
+	"github.com/chancery-project/chancery/ca/replica"
 )
 
 // This file puts a new issuer into use in two steps, and opens issuers for their CRLs. A verifier that has CRLs refuses
@@ -59,6 +60,9 @@ type changer func(ctx context.Context, f func(next *Document) error) error
 // activate puts a prepared issuer to use. A crash before the store leaves it prepared; after, the next start uses it.
 func (a *Keeper) activate(ctx context.Context, change changer, id string) error {
 	return change(ctx, func(next *Document) error {
+		if now, err := next.Active(a.config.Domain, KindIssuer); err == nil && now.ID == id && next.Prepared(a.config.Domain) == nil {
+			return replica.ErrUnchanged // another replica was faster
+		}
 		if err := next.Promote(a.config.Domain, id); err != nil {
 			return err
 		}

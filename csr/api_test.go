@@ -20,6 +20,7 @@ import (
 	"github.com/chancery-project/chancery/ca"
 	"github.com/chancery-project/chancery/ca/audit"
 	"github.com/chancery-project/chancery/csr"
+	"github.com/chancery-project/chancery/csr/admission"
 	"github.com/chancery-project/chancery/trust"
 )
 
@@ -300,7 +301,7 @@ func TestNativeOneBadRequestDoesNotTouchTheOthers(t *testing.T) {
 
 func TestD19RefusalsSayWhenToTryAgain(t *testing.T) {
 	w := newWorld(t, func(w *world, c *csr.Config) {
-		c.Admission = csr.AdmissionConfig{PerIdentity: csr.Rate{PerSecond: 0.001, Burst: 2}}
+		c.Admission = admission.Config{PerIdentity: admission.Rate{PerSecond: 0.001, Burst: 2}}
 	})
 	me, other := bearer(token(claims{})), bearer(token(claims{account: "db"}))
 	resp, err := w.native(me, askNative(""), askNative(""), askNative(""))

@@ -74,6 +74,7 @@ type caller struct {
 	attestation ca.Attestation
 	remote      string
 	shown       *x509.Certificate // by which the caller authenticated; nil for a token
+	svidEnds    time.Time         // of the certificate that the connection shows, verified or not: for admission only
 }
 
 // authenticate finds out who calls. A token comes first, since it renews the attestation; where it is refused, and
@@ -133,6 +134,9 @@ func (s *Service) byToken(ctx context.Context, cred credentialsOf) (caller, *Den
 	}
 	who.AttestedAt = time.Now()
 	c := caller{Caller: who, remote: cred.remote}
+	if len(cred.certs) > 0 {
+		c.svidEnds = cred.certs[0].NotAfter
+	}
 	c.attestation = ca.Attestation{Cluster: name, Node: who.Node, Time: who.AttestedAt}
 	if who.PodUID != "" {
 		c.attestation.PodHash = PodHash(name, who.PodUID)
@@ -198,9 +202,9 @@ func (s *Service) byCertificate(ctx context.Context, cred credentialsOf) (caller
 	if err := cluster.Cluster.Alive(ctx, namespace, account, att.Node, att.PodHash); err != nil {
 		return caller{}, asDenial(err)
 	}
-	return caller{remote: cred.remote, attestation: *att, shown: cred.certs[0], Caller: Caller{
+	return caller{remote: cred.remote, attestation: *att, shown: cred.certs[0], svidEnds: cred.certs[0].NotAfter, Caller: Caller{
 		ID: id, Method: MethodMTLS, Cluster: att.Cluster, Namespace: namespace, ServiceAccount: account, Node: att.Node,
-		CredentialID: fmt.Sprintf("serial=%x", cred.certs[0].SerialNumber.Bytes()), AttestedAt: att.Time,
+		CredentialID: fmt.Sprintf("serial=%x", cred.certs[0].SerialNumber.Bytes()), AttestedAt: att.Time, Ends: cred.certs[0].NotAfter,
 	}}, nil
 }
 

@@ -22,6 +22,7 @@ type Caller struct {
 
 	CredentialID string    // "JTI=<uuid>" of a token, as in the API server's own audit log; or the SVID's serial
 	AttestedAt   time.Time // when a token last proved this caller (decision D16)
+	Ends         time.Time // when the credential ends; zero if not known
 }
 
 // The ways a caller can prove who it is.

@@ -14,6 +14,6 @@ func (s *Service) CreateCertificate(ctx context.Context, r *istio.IstioCertifica
 
 // Idle reports whether admission holds no slot and nobody waits for one.
 func (s *Service) Idle() bool {
-	inFlight, queued, waiting := s.admission.state()
+	inFlight, queued, waiting := s.admission.State()
 	return inFlight == 0 && queued == 0 && waiting == 0
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/chancery-project/chancery/ca"
 	"github.com/chancery-project/chancery/ca/audit"
 	"github.com/chancery-project/chancery/ca/revocation"
+	"github.com/chancery-project/chancery/csr/admission"
 	"github.com/chancery-project/chancery/csr/agents"
 	"github.com/chancery-project/chancery/trust"
 )
@@ -24,7 +25,7 @@ type Config struct {
 	Issuer    func() (*ca.Issuer, error) // the issuer of the moment; an error means not ready
 	Profile   *ca.Profile                // of workload certificates
 	Clusters  map[string]ClusterConfig   // by name, as in the metadata clusterid
-	Admission AdmissionConfig
+	Admission admission.Config
 	Log       *audit.Log
 	Sampler   *ca.Sampler
 	Logger    *slog.Logger
@@ -33,6 +34,12 @@ type Config struct {
 	Revocations func() *revocation.Set
 	Agents      *agents.Hub     // whom Sync serves; nil for one that never has anything to send
 	Checkpoints func() []string // of the issuance logs, sent along with native answers (decision D21); nil for none
+	// MaxConnectionAge is how old a connection gets before its caller is asked to open another one, give or take a tenth; Sync
+	// streams end before. 0 = agents.DefaultMaxAge.
+	MaxConnectionAge time.Duration
+	// DrainDelay is how long a server that is to stop serves on as before, while it says that it is not ready: so long balancers
+	// may take to notice. 0 = not at all.
+	DrainDelay time.Duration
 }
 
 // Service answers certificate requests. Its methods are safe for concurrent use.
@@ -41,7 +48,7 @@ type Service struct {
 	issuer      func() (*ca.Issuer, error)
 	profile     *ca.Profile
 	clusters    map[string]ClusterConfig
-	admission   *admission
+	admission   *admission.Admission
 	log         *audit.Log
 	sampler     *ca.Sampler
 	logger      *slog.Logger
@@ -52,6 +59,8 @@ type Service struct {
 	revocations func() *revocation.Set
 	agents      *agents.Hub
 	checkpoints func() []string
+	maxAge      time.Duration // of connections
+	drainDelay  time.Duration
 }
 
 // NewService returns a service.
@@ -68,9 +77,13 @@ func NewService(c Config) (*Service, error) {
 	if c.Agents == nil {
 		c.Agents = agents.New(agents.Config{})
 	}
+	if c.MaxConnectionAge <= 0 {
+		c.MaxConnectionAge = agents.DefaultMaxAge
+	}
 	return &Service{
+		maxAge: c.MaxConnectionAge, drainDelay: c.DrainDelay,
 		revocations: c.Revocations, agents: c.Agents, checkpoints: c.Checkpoints,
-		domain: c.Domain, issuer: c.Issuer, profile: c.Profile, clusters: c.Clusters, admission: newAdmission(c.Admission),
+		domain: c.Domain, issuer: c.Issuer, profile: c.Profile, clusters: c.Clusters, admission: admission.New(c.Admission),
 		log: c.Log, sampler: c.Sampler, logger: c.Logger, metrics: c.Metrics, denials: rate.NewLimiter(100, 1000), faults: rate.NewLimiter(100, 1000),
 	}, nil
 }
@@ -101,10 +114,10 @@ type ask struct {
 
 // issue decides on one request of an authenticated caller and has it signed, by the given issuer.
 func (s *Service) issue(ctx context.Context, issuer *ca.Issuer, c caller, a ask) (*ca.Certificate, trust.ID, *Denial) {
-	if d := s.admission.acquire(ctx, c.place(), c.ID.String()); d != nil {
+	if d := s.admit(ctx, c); d != nil {
 		return nil, trust.ID{}, d
 	}
-	defer s.admission.release()
+	defer s.admission.Release()
 	id, att, d := s.identity(ctx, c, a.identity)
 	if d != nil {
 		return nil, trust.ID{}, d

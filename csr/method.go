@@ -61,11 +61,11 @@ func (s *Service) Method(api, name string, handle func(context.Context, Call) (p
 		start := time.Now()
 		_, c, d := s.begin(ctx)
 		if d == nil {
-			d = s.admission.acquire(ctx, c.place(), c.ID.String())
+			d = s.admit(ctx, c)
 		}
 		var resp proto.Message
 		if d == nil {
-			defer s.admission.release()
+			defer s.admission.Release()
 			resp, d = handle(ctx, Call{c.Caller, c.requester(), read})
 		}
 		s.metrics.observe(api, c.Method, outcome(d), time.Since(start))

@@ -47,11 +47,11 @@ func (s *Service) sync(g grpc.ServerStream) error {
 			host, _, _ := net.SplitHostPort(c.remote)
 			place += host
 		}
-		err := s.agents.Serve(agents.Caller{ID: c.ID.String(), Remote: c.remote, Place: place}, g)
+		err := s.agents.Serve(agents.Caller{ID: c.ID.String(), Remote: c.remote, Place: place, Ends: c.Ends, MaxAge: s.maxAge}, g)
 		if !errors.Is(err, agents.ErrBusy) {
 			return err
 		}
-		d = busy(retrySync, "%v", err)
+		d = busy(retrySync, err.Error())
 	}
 	return s.refuse(c, d, start)
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"runtime/debug"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
@@ -28,6 +29,7 @@ const (
 	maxHeaders = 64 << 10 // of one call, read before anybody is known: the largest token has 16 kB
 	maxStreams = 250      // concurrent calls of one connection
 	drainTime  = 10 * time.Second
+	ageGrace   = 30 * time.Second // for calls of a connection that has reached its age
 	// streamWorkers are goroutines that stay, with stacks grown already; calls beyond them get goroutines of their own.
 	streamWorkers = 32
 )
@@ -37,6 +39,9 @@ type Server struct {
 	grpc   *grpc.Server
 	health *health.Server
 	agents *agents.Hub
+	delay  time.Duration // of the drain
+
+	stopping atomic.Bool
 }
 
 // NewServer returns a server that presents own's certificate, and serves more APIs (see Service.Method) beside its own.
@@ -48,7 +53,9 @@ func NewServer(s *Service, own func() *trust.Identity, more ...*grpc.ServiceDesc
 		grpc.MaxHeaderListSize(maxHeaders),
 		grpc.MaxConcurrentStreams(maxStreams),
 		grpc.ConnectionTimeout(10*time.Second),
-		grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionIdle: 30 * time.Minute, Time: time.Minute, Timeout: 20 * time.Second}),
+		grpc.KeepaliveParams(keepalive.ServerParameters{
+			MaxConnectionIdle: 30 * time.Minute, Time: time.Minute, Timeout: 20 * time.Second, MaxConnectionAge: s.maxAge, MaxConnectionAgeGrace: ageGrace,
+		}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 20 * time.Second, PermitWithoutStream: true}),
 		grpc.NumStreamWorkers(streamWorkers), grpc.ForceServerCodecV2(agents.NewCodec()),
 		grpc.StreamInterceptor(s.recoverPanic),
@@ -63,7 +70,7 @@ func NewServer(s *Service, own func() *trust.Identity, more ...*grpc.ServiceDesc
 		g.RegisterService(desc, nil)
 	}
 	reflection.Register(g)
-	return &Server{g, h, s.agents}
+	return &Server{grpc: g, health: h, agents: s.agents, delay: s.drainDelay}
 }
 
 // SetReady sets what the health service says.
@@ -75,10 +82,17 @@ func (s *Server) SetReady(ready bool) {
 	s.health.SetServingStatus("", st)
 }
 
-// Run serves on l until ctx ends, then lets calls under way finish.
+// Stopping reports whether the server has been told to stop. It may serve for some time yet, but should get nothing new.
+func (s *Server) Stopping() bool { return s.stopping.Load() }
+
+// Run serves on l until ctx ends. Then it is not ready, at once; serves on for the drain delay, so that balancers can take
+// notice; and ends in order: agents with a stream are told to open another one elsewhere, all connections get a GOAWAY,
+// calls under way finish within drainTime.
 func (s *Server) Run(ctx context.Context, l net.Listener) error {
 	stop := context.AfterFunc(ctx, func() {
+		s.stopping.Store(true)
 		s.health.Shutdown()
+		time.Sleep(s.delay)
 		s.agents.Close()
 		hard := time.AfterFunc(drainTime, s.grpc.Stop)
 		defer hard.Stop()

@@ -29,6 +29,11 @@ const (
 	// revokedSpread bounds how long a keeper whose SVID was revoked waits before it asks for another: a revocation can
 	// meet a whole fleet at once.
 	revokedSpread = 5 * time.Second
+
+	// patient and urgent are the parts of an SVID's life that a keeper waits at the least, where a server asks for patience, and
+	// at the most in any case; but shortest is the least that it may be urged to.
+	patient, urgent = 50, 4
+	shortest        = time.Second
 )
 
 // Issued is a certificate as it was answered, not yet verified.
@@ -88,7 +93,7 @@ func (k *Keeper) Run(ctx context.Context) error {
 			k.config.Observe(err)
 		}
 		if err != nil {
-			wait := pause(err, backoff)
+			wait := Pause(err, backoff, k.left())
 			k.logFailure(err, wait)
 			backoff = min(2*backoff, maxBackoff)
 			k.sleepUntil(ctx, time.Now().Add(wait))
@@ -153,16 +158,35 @@ func renewAt(received, notAfter time.Time, draw float64) time.Time {
 	return received.Add(time.Duration(float64(life) * (0.5 + spread*(2*draw-1))))
 }
 
-// pause returns how long to wait after an error: the backoff, give or take a fifth, or longer if the server says so.
-func pause(err error, backoff time.Duration) time.Duration {
-	wait := time.Duration(float64(backoff) * (0.8 + 0.4*mrand.Float64()))
+// left returns the life that the identity has left; none if there is none, or a revoked one.
+func (k *Keeper) left() time.Duration {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.current == nil || k.reported == k.current.Leaf() {
+		return 0
+	}
+	return time.Until(k.current.NotAfter())
+}
+
+// Pause returns how long to wait after an error: the backoff, give or take a fifth; or, if the server says when to come again,
+// no less than that. left is the life of the SVID in use. A server that asks for patience is left in peace the longer, the more
+// life that is, for those that need it now; and whoever comes to the end of it comes oftener, whatever the server says: a
+// quarter of what is left, but not more than once a second.
+func Pause(err error, backoff, left time.Duration) time.Duration {
+	wait := backoff
 	var asked interface {
 		error
 		RetryAfter() time.Duration
 	}
-	if errors.As(err, &asked) {
-		// At most a minute: the old identity may not have longer. With jitter, so that those refused together do not come back together.
-		wait = max(wait, time.Duration(float64(min(asked.RetryAfter(), maxBackoff))*(1+0.2*mrand.Float64())))
+	if errors.As(err, &asked) && asked.RetryAfter() > 0 {
+		// At most a minute: the old identity may not have longer.
+		wait = min(max(wait, asked.RetryAfter(), left/patient), maxBackoff)
+		wait += time.Duration(0.2 * mrand.Float64() * float64(wait)) // so that those refused together do not come back together
+	} else {
+		wait = time.Duration(float64(wait) * (0.8 + 0.4*mrand.Float64()))
+	}
+	if left > 0 {
+		wait = min(wait, max(left/urgent, shortest))
 	}
 	return wait
 }

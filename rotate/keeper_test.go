@@ -213,3 +213,36 @@ func TestKeeperWaitsAsTheServerSays(t *testing.T) {
 		}
 	})
 }
+
+// An SVID that comes to its end while the servers are away is tried for oftener, and no server's word keeps its keeper from it.
+func TestKeeperTriesOftenerNearTheEnd(t *testing.T) {
+	for name, fail := range map[string]error{"down": errors.New("down"), "busy": askedToWait{30 * time.Second}} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				a := newAuthority(t, time.Hour)
+				var tries []time.Time
+				k := startKeeper(t, a, func(error) { tries = append(tries, time.Now()) })
+				id, _ := k.Current()
+				a.set(fail, false)
+				time.Sleep(time.Until(id.NotAfter()))
+				between := func(from, to time.Duration) (n int) { // before the end
+					for _, at := range tries[1:] {
+						if left := id.NotAfter().Sub(at); left < from && left >= to {
+							n++
+						}
+					}
+					return n
+				}
+				if n := between(20*time.Minute, 10*time.Minute); n < 8 || n > 20 {
+					t.Errorf("%d tries in ten minutes with time left", n)
+				}
+				if n := between(time.Minute, 10*time.Second); n < 5 || n > 9 { // each a quarter of what is left
+					t.Errorf("%d tries in the last minute but ten seconds", n)
+				}
+				if n := between(10*time.Second, 0); n < 6 || n > 11 {
+					t.Errorf("%d tries in the last ten seconds", n)
+				}
+			})
+		})
+	}
+}

@@ -35,7 +35,10 @@ type SyncRequest struct {
 	// The SVIDs that are served now, at most 1,000.
 	Served []*ServedSvid `protobuf:"bytes,3,rep,name=served,proto3" json:"served,omitempty"`
 	// Consumers of this agent that cannot enforce a CRL, and why, in words (decision D23): at most 20, of 200 bytes each.
-	NotEnforcing  []string `protobuf:"bytes,4,rep,name=not_enforcing,json=notEnforcing,proto3" json:"not_enforcing,omitempty"`
+	NotEnforcing []string `protobuf:"bytes,4,rep,name=not_enforcing,json=notEnforcing,proto3" json:"not_enforcing,omitempty"`
+	// The highest mark that any server has sent, as it was sent; absent before the first. It tells a server whose store was
+	// rolled back (decision D9).
+	DocumentMark  *DocumentMark `protobuf:"bytes,5,opt,name=document_mark,json=documentMark,proto3" json:"document_mark,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -98,6 +101,68 @@ func (x *SyncRequest) GetNotEnforcing() []string {
 	return nil
 }
 
+func (x *SyncRequest) GetDocumentMark() *DocumentMark {
+	if x != nil {
+		return x.DocumentMark
+	}
+	return nil
+}
+
+// DocumentMark is a server's word on how far the authority document has come.
+type DocumentMark struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Of the document.
+	Version uint64 `protobuf:"varint,1,opt,name=version,proto3" json:"version,omitempty"`
+	// Made and verified by the servers of one trust domain; at most 64 bytes, which mean nothing to agents.
+	Mac           []byte `protobuf:"bytes,2,opt,name=mac,proto3" json:"mac,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DocumentMark) Reset() {
+	*x = DocumentMark{}
+	mi := &file_chancery_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DocumentMark) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DocumentMark) ProtoMessage() {}
+
+func (x *DocumentMark) ProtoReflect() protoreflect.Message {
+	mi := &file_chancery_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DocumentMark.ProtoReflect.Descriptor instead.
+func (*DocumentMark) Descriptor() ([]byte, []int) {
+	return file_chancery_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *DocumentMark) GetVersion() uint64 {
+	if x != nil {
+		return x.Version
+	}
+	return 0
+}
+
+func (x *DocumentMark) GetMac() []byte {
+	if x != nil {
+		return x.Mac
+	}
+	return nil
+}
+
 type ServedSvid struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
 	SpiffeId string                 `protobuf:"bytes,1,opt,name=spiffe_id,json=spiffeId,proto3" json:"spiffe_id,omitempty"`
@@ -112,7 +177,7 @@ type ServedSvid struct {
 
 func (x *ServedSvid) Reset() {
 	*x = ServedSvid{}
-	mi := &file_chancery_proto_msgTypes[1]
+	mi := &file_chancery_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -124,7 +189,7 @@ func (x *ServedSvid) String() string {
 func (*ServedSvid) ProtoMessage() {}
 
 func (x *ServedSvid) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[1]
+	mi := &file_chancery_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -137,7 +202,7 @@ func (x *ServedSvid) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServedSvid.ProtoReflect.Descriptor instead.
 func (*ServedSvid) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{1}
+	return file_chancery_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *ServedSvid) GetSpiffeId() string {
@@ -178,18 +243,21 @@ type SyncUpdate struct {
 	// snapshot as the bundle. Empty if an issuer cannot sign one: a verifier that has CRLs needs one of every issuer, so
 	// it should then have none at all. In all at most 3 MiB.
 	Crls [][]byte `protobuf:"bytes,3,rep,name=crls,proto3" json:"crls,omitempty"`
-	// The last signed checkpoint (C2SP tlog-checkpoint) of each issuance log that this server knows.
+	// The last signed checkpoint (C2SP tlog-checkpoint) of each issuance log that this server knows: that of its own log first,
+	// then what other servers told it some time ago. None if it has no log.
 	Checkpoints []string `protobuf:"bytes,4,rep,name=checkpoints,proto3" json:"checkpoints,omitempty"`
 	// DER. The certificates of the issuers of crls, and those between them and the roots, in any order. Agents take no
 	// CRL whose signature they cannot verify with one of these, up to a root of the bundle.
-	Issuers       [][]byte `protobuf:"bytes,5,rep,name=issuers,proto3" json:"issuers,omitempty"`
+	Issuers [][]byte `protobuf:"bytes,5,rep,name=issuers,proto3" json:"issuers,omitempty"`
+	// Of the document that the server has. Agents keep the highest, across servers, and send it along with what they say.
+	DocumentMark  *DocumentMark `protobuf:"bytes,6,opt,name=document_mark,json=documentMark,proto3" json:"document_mark,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *SyncUpdate) Reset() {
 	*x = SyncUpdate{}
-	mi := &file_chancery_proto_msgTypes[2]
+	mi := &file_chancery_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -201,7 +269,7 @@ func (x *SyncUpdate) String() string {
 func (*SyncUpdate) ProtoMessage() {}
 
 func (x *SyncUpdate) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[2]
+	mi := &file_chancery_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -214,7 +282,7 @@ func (x *SyncUpdate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SyncUpdate.ProtoReflect.Descriptor instead.
 func (*SyncUpdate) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{2}
+	return file_chancery_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *SyncUpdate) GetVersion() uint64 {
@@ -252,6 +320,13 @@ func (x *SyncUpdate) GetIssuers() [][]byte {
 	return nil
 }
 
+func (x *SyncUpdate) GetDocumentMark() *DocumentMark {
+	if x != nil {
+		return x.DocumentMark
+	}
+	return nil
+}
+
 type IssueRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// 1 to 100 requests.
@@ -262,7 +337,7 @@ type IssueRequest struct {
 
 func (x *IssueRequest) Reset() {
 	*x = IssueRequest{}
-	mi := &file_chancery_proto_msgTypes[3]
+	mi := &file_chancery_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -274,7 +349,7 @@ func (x *IssueRequest) String() string {
 func (*IssueRequest) ProtoMessage() {}
 
 func (x *IssueRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[3]
+	mi := &file_chancery_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -287,7 +362,7 @@ func (x *IssueRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IssueRequest.ProtoReflect.Descriptor instead.
 func (*IssueRequest) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{3}
+	return file_chancery_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *IssueRequest) GetRequests() []*CertificateRequest {
@@ -312,7 +387,7 @@ type CertificateRequest struct {
 
 func (x *CertificateRequest) Reset() {
 	*x = CertificateRequest{}
-	mi := &file_chancery_proto_msgTypes[4]
+	mi := &file_chancery_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -324,7 +399,7 @@ func (x *CertificateRequest) String() string {
 func (*CertificateRequest) ProtoMessage() {}
 
 func (x *CertificateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[4]
+	mi := &file_chancery_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -337,7 +412,7 @@ func (x *CertificateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CertificateRequest.ProtoReflect.Descriptor instead.
 func (*CertificateRequest) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{4}
+	return file_chancery_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *CertificateRequest) GetCsr() []byte {
@@ -375,7 +450,7 @@ type IssueResponse struct {
 
 func (x *IssueResponse) Reset() {
 	*x = IssueResponse{}
-	mi := &file_chancery_proto_msgTypes[5]
+	mi := &file_chancery_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -387,7 +462,7 @@ func (x *IssueResponse) String() string {
 func (*IssueResponse) ProtoMessage() {}
 
 func (x *IssueResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[5]
+	mi := &file_chancery_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -400,7 +475,7 @@ func (x *IssueResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IssueResponse.ProtoReflect.Descriptor instead.
 func (*IssueResponse) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{5}
+	return file_chancery_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *IssueResponse) GetResults() []*Result {
@@ -437,7 +512,7 @@ type Result struct {
 
 func (x *Result) Reset() {
 	*x = Result{}
-	mi := &file_chancery_proto_msgTypes[6]
+	mi := &file_chancery_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -449,7 +524,7 @@ func (x *Result) String() string {
 func (*Result) ProtoMessage() {}
 
 func (x *Result) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[6]
+	mi := &file_chancery_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -462,7 +537,7 @@ func (x *Result) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Result.ProtoReflect.Descriptor instead.
 func (*Result) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{6}
+	return file_chancery_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Result) GetOutcome() isResult_Outcome {
@@ -521,7 +596,7 @@ type Refusal struct {
 
 func (x *Refusal) Reset() {
 	*x = Refusal{}
-	mi := &file_chancery_proto_msgTypes[7]
+	mi := &file_chancery_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -533,7 +608,7 @@ func (x *Refusal) String() string {
 func (*Refusal) ProtoMessage() {}
 
 func (x *Refusal) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[7]
+	mi := &file_chancery_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -546,7 +621,7 @@ func (x *Refusal) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Refusal.ProtoReflect.Descriptor instead.
 func (*Refusal) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{7}
+	return file_chancery_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Refusal) GetCode() uint32 {
@@ -589,7 +664,7 @@ type Certificate struct {
 
 func (x *Certificate) Reset() {
 	*x = Certificate{}
-	mi := &file_chancery_proto_msgTypes[8]
+	mi := &file_chancery_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -601,7 +676,7 @@ func (x *Certificate) String() string {
 func (*Certificate) ProtoMessage() {}
 
 func (x *Certificate) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[8]
+	mi := &file_chancery_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -614,7 +689,7 @@ func (x *Certificate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Certificate.ProtoReflect.Descriptor instead.
 func (*Certificate) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{8}
+	return file_chancery_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Certificate) GetSpiffeId() string {
@@ -651,7 +726,7 @@ type Bundle struct {
 
 func (x *Bundle) Reset() {
 	*x = Bundle{}
-	mi := &file_chancery_proto_msgTypes[9]
+	mi := &file_chancery_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -663,7 +738,7 @@ func (x *Bundle) String() string {
 func (*Bundle) ProtoMessage() {}
 
 func (x *Bundle) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[9]
+	mi := &file_chancery_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -676,7 +751,7 @@ func (x *Bundle) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Bundle.ProtoReflect.Descriptor instead.
 func (*Bundle) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{9}
+	return file_chancery_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Bundle) GetTrustDomain() string {
@@ -708,7 +783,7 @@ type ListReplicasRequest struct {
 
 func (x *ListReplicasRequest) Reset() {
 	*x = ListReplicasRequest{}
-	mi := &file_chancery_proto_msgTypes[10]
+	mi := &file_chancery_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -720,7 +795,7 @@ func (x *ListReplicasRequest) String() string {
 func (*ListReplicasRequest) ProtoMessage() {}
 
 func (x *ListReplicasRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[10]
+	mi := &file_chancery_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -733,7 +808,7 @@ func (x *ListReplicasRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListReplicasRequest.ProtoReflect.Descriptor instead.
 func (*ListReplicasRequest) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{10}
+	return file_chancery_proto_rawDescGZIP(), []int{11}
 }
 
 type ListReplicasResponse struct {
@@ -748,7 +823,7 @@ type ListReplicasResponse struct {
 
 func (x *ListReplicasResponse) Reset() {
 	*x = ListReplicasResponse{}
-	mi := &file_chancery_proto_msgTypes[11]
+	mi := &file_chancery_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -760,7 +835,7 @@ func (x *ListReplicasResponse) String() string {
 func (*ListReplicasResponse) ProtoMessage() {}
 
 func (x *ListReplicasResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[11]
+	mi := &file_chancery_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -773,7 +848,7 @@ func (x *ListReplicasResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListReplicasResponse.ProtoReflect.Descriptor instead.
 func (*ListReplicasResponse) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{11}
+	return file_chancery_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *ListReplicasResponse) GetReplicas() []*Replica {
@@ -819,7 +894,7 @@ type Replica struct {
 
 func (x *Replica) Reset() {
 	*x = Replica{}
-	mi := &file_chancery_proto_msgTypes[12]
+	mi := &file_chancery_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -831,7 +906,7 @@ func (x *Replica) String() string {
 func (*Replica) ProtoMessage() {}
 
 func (x *Replica) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[12]
+	mi := &file_chancery_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -844,7 +919,7 @@ func (x *Replica) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Replica.ProtoReflect.Descriptor instead.
 func (*Replica) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{12}
+	return file_chancery_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Replica) GetName() string {
@@ -933,7 +1008,7 @@ type ForgetReplicaRequest struct {
 
 func (x *ForgetReplicaRequest) Reset() {
 	*x = ForgetReplicaRequest{}
-	mi := &file_chancery_proto_msgTypes[13]
+	mi := &file_chancery_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -945,7 +1020,7 @@ func (x *ForgetReplicaRequest) String() string {
 func (*ForgetReplicaRequest) ProtoMessage() {}
 
 func (x *ForgetReplicaRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[13]
+	mi := &file_chancery_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -958,7 +1033,7 @@ func (x *ForgetReplicaRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetReplicaRequest.ProtoReflect.Descriptor instead.
 func (*ForgetReplicaRequest) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{13}
+	return file_chancery_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ForgetReplicaRequest) GetName() string {
@@ -976,7 +1051,7 @@ type ForgetReplicaResponse struct {
 
 func (x *ForgetReplicaResponse) Reset() {
 	*x = ForgetReplicaResponse{}
-	mi := &file_chancery_proto_msgTypes[14]
+	mi := &file_chancery_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -988,7 +1063,7 @@ func (x *ForgetReplicaResponse) String() string {
 func (*ForgetReplicaResponse) ProtoMessage() {}
 
 func (x *ForgetReplicaResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[14]
+	mi := &file_chancery_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1001,7 +1076,7 @@ func (x *ForgetReplicaResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetReplicaResponse.ProtoReflect.Descriptor instead.
 func (*ForgetReplicaResponse) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{14}
+	return file_chancery_proto_rawDescGZIP(), []int{15}
 }
 
 type ExportStateRequest struct {
@@ -1012,7 +1087,7 @@ type ExportStateRequest struct {
 
 func (x *ExportStateRequest) Reset() {
 	*x = ExportStateRequest{}
-	mi := &file_chancery_proto_msgTypes[15]
+	mi := &file_chancery_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1024,7 +1099,7 @@ func (x *ExportStateRequest) String() string {
 func (*ExportStateRequest) ProtoMessage() {}
 
 func (x *ExportStateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[15]
+	mi := &file_chancery_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1037,7 +1112,7 @@ func (x *ExportStateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportStateRequest.ProtoReflect.Descriptor instead.
 func (*ExportStateRequest) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{15}
+	return file_chancery_proto_rawDescGZIP(), []int{16}
 }
 
 type ExportStateResponse struct {
@@ -1050,7 +1125,7 @@ type ExportStateResponse struct {
 
 func (x *ExportStateResponse) Reset() {
 	*x = ExportStateResponse{}
-	mi := &file_chancery_proto_msgTypes[16]
+	mi := &file_chancery_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1062,7 +1137,7 @@ func (x *ExportStateResponse) String() string {
 func (*ExportStateResponse) ProtoMessage() {}
 
 func (x *ExportStateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[16]
+	mi := &file_chancery_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1075,7 +1150,7 @@ func (x *ExportStateResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportStateResponse.ProtoReflect.Descriptor instead.
 func (*ExportStateResponse) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{16}
+	return file_chancery_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ExportStateResponse) GetExport() []byte {
@@ -1100,7 +1175,7 @@ type Predicate struct {
 
 func (x *Predicate) Reset() {
 	*x = Predicate{}
-	mi := &file_chancery_proto_msgTypes[17]
+	mi := &file_chancery_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1112,7 +1187,7 @@ func (x *Predicate) String() string {
 func (*Predicate) ProtoMessage() {}
 
 func (x *Predicate) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[17]
+	mi := &file_chancery_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1125,7 +1200,7 @@ func (x *Predicate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Predicate.ProtoReflect.Descriptor instead.
 func (*Predicate) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{17}
+	return file_chancery_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Predicate) GetSerial() string {
@@ -1170,7 +1245,7 @@ type RevokeRequest struct {
 
 func (x *RevokeRequest) Reset() {
 	*x = RevokeRequest{}
-	mi := &file_chancery_proto_msgTypes[18]
+	mi := &file_chancery_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1182,7 +1257,7 @@ func (x *RevokeRequest) String() string {
 func (*RevokeRequest) ProtoMessage() {}
 
 func (x *RevokeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[18]
+	mi := &file_chancery_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1195,7 +1270,7 @@ func (x *RevokeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeRequest.ProtoReflect.Descriptor instead.
 func (*RevokeRequest) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{18}
+	return file_chancery_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *RevokeRequest) GetPredicate() *Predicate {
@@ -1248,7 +1323,7 @@ type RevokeResponse struct {
 
 func (x *RevokeResponse) Reset() {
 	*x = RevokeResponse{}
-	mi := &file_chancery_proto_msgTypes[19]
+	mi := &file_chancery_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1260,7 +1335,7 @@ func (x *RevokeResponse) String() string {
 func (*RevokeResponse) ProtoMessage() {}
 
 func (x *RevokeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[19]
+	mi := &file_chancery_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1273,7 +1348,7 @@ func (x *RevokeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeResponse.ProtoReflect.Descriptor instead.
 func (*RevokeResponse) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{19}
+	return file_chancery_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *RevokeResponse) GetCertificates() []*RevokedCertificate {
@@ -1344,7 +1419,7 @@ type RevokedCertificate struct {
 
 func (x *RevokedCertificate) Reset() {
 	*x = RevokedCertificate{}
-	mi := &file_chancery_proto_msgTypes[20]
+	mi := &file_chancery_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1356,7 +1431,7 @@ func (x *RevokedCertificate) String() string {
 func (*RevokedCertificate) ProtoMessage() {}
 
 func (x *RevokedCertificate) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[20]
+	mi := &file_chancery_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1369,7 +1444,7 @@ func (x *RevokedCertificate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokedCertificate.ProtoReflect.Descriptor instead.
 func (*RevokedCertificate) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{20}
+	return file_chancery_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *RevokedCertificate) GetSerial() string {
@@ -1409,7 +1484,7 @@ type RestoreRequest struct {
 
 func (x *RestoreRequest) Reset() {
 	*x = RestoreRequest{}
-	mi := &file_chancery_proto_msgTypes[21]
+	mi := &file_chancery_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1421,7 +1496,7 @@ func (x *RestoreRequest) String() string {
 func (*RestoreRequest) ProtoMessage() {}
 
 func (x *RestoreRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[21]
+	mi := &file_chancery_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1434,7 +1509,7 @@ func (x *RestoreRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreRequest.ProtoReflect.Descriptor instead.
 func (*RestoreRequest) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{21}
+	return file_chancery_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *RestoreRequest) GetSpiffeId() string {
@@ -1452,7 +1527,7 @@ type RestoreResponse struct {
 
 func (x *RestoreResponse) Reset() {
 	*x = RestoreResponse{}
-	mi := &file_chancery_proto_msgTypes[22]
+	mi := &file_chancery_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1464,7 +1539,7 @@ func (x *RestoreResponse) String() string {
 func (*RestoreResponse) ProtoMessage() {}
 
 func (x *RestoreResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[22]
+	mi := &file_chancery_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1477,7 +1552,7 @@ func (x *RestoreResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreResponse.ProtoReflect.Descriptor instead.
 func (*RestoreResponse) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{22}
+	return file_chancery_proto_rawDescGZIP(), []int{23}
 }
 
 type ListRevocationsRequest struct {
@@ -1488,7 +1563,7 @@ type ListRevocationsRequest struct {
 
 func (x *ListRevocationsRequest) Reset() {
 	*x = ListRevocationsRequest{}
-	mi := &file_chancery_proto_msgTypes[23]
+	mi := &file_chancery_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1500,7 +1575,7 @@ func (x *ListRevocationsRequest) String() string {
 func (*ListRevocationsRequest) ProtoMessage() {}
 
 func (x *ListRevocationsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[23]
+	mi := &file_chancery_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1513,7 +1588,7 @@ func (x *ListRevocationsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRevocationsRequest.ProtoReflect.Descriptor instead.
 func (*ListRevocationsRequest) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{23}
+	return file_chancery_proto_rawDescGZIP(), []int{24}
 }
 
 type ListRevocationsResponse struct {
@@ -1533,7 +1608,7 @@ type ListRevocationsResponse struct {
 
 func (x *ListRevocationsResponse) Reset() {
 	*x = ListRevocationsResponse{}
-	mi := &file_chancery_proto_msgTypes[24]
+	mi := &file_chancery_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1545,7 +1620,7 @@ func (x *ListRevocationsResponse) String() string {
 func (*ListRevocationsResponse) ProtoMessage() {}
 
 func (x *ListRevocationsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[24]
+	mi := &file_chancery_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1558,7 +1633,7 @@ func (x *ListRevocationsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRevocationsResponse.ProtoReflect.Descriptor instead.
 func (*ListRevocationsResponse) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{24}
+	return file_chancery_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ListRevocationsResponse) GetRevocations() []*Revocation {
@@ -1620,7 +1695,7 @@ type Revocation struct {
 
 func (x *Revocation) Reset() {
 	*x = Revocation{}
-	mi := &file_chancery_proto_msgTypes[25]
+	mi := &file_chancery_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1632,7 +1707,7 @@ func (x *Revocation) String() string {
 func (*Revocation) ProtoMessage() {}
 
 func (x *Revocation) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[25]
+	mi := &file_chancery_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1645,7 +1720,7 @@ func (x *Revocation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Revocation.ProtoReflect.Descriptor instead.
 func (*Revocation) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{25}
+	return file_chancery_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Revocation) GetId() string {
@@ -1705,7 +1780,7 @@ type ListServedRequest struct {
 
 func (x *ListServedRequest) Reset() {
 	*x = ListServedRequest{}
-	mi := &file_chancery_proto_msgTypes[26]
+	mi := &file_chancery_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1717,7 +1792,7 @@ func (x *ListServedRequest) String() string {
 func (*ListServedRequest) ProtoMessage() {}
 
 func (x *ListServedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[26]
+	mi := &file_chancery_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1730,7 +1805,7 @@ func (x *ListServedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListServedRequest.ProtoReflect.Descriptor instead.
 func (*ListServedRequest) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{26}
+	return file_chancery_proto_rawDescGZIP(), []int{27}
 }
 
 type ListServedResponse struct {
@@ -1744,7 +1819,7 @@ type ListServedResponse struct {
 
 func (x *ListServedResponse) Reset() {
 	*x = ListServedResponse{}
-	mi := &file_chancery_proto_msgTypes[27]
+	mi := &file_chancery_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1756,7 +1831,7 @@ func (x *ListServedResponse) String() string {
 func (*ListServedResponse) ProtoMessage() {}
 
 func (x *ListServedResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[27]
+	mi := &file_chancery_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1769,7 +1844,7 @@ func (x *ListServedResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListServedResponse.ProtoReflect.Descriptor instead.
 func (*ListServedResponse) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{27}
+	return file_chancery_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ListServedResponse) GetAgents() []*ServedByAgent {
@@ -1798,7 +1873,7 @@ type ServedByAgent struct {
 
 func (x *ServedByAgent) Reset() {
 	*x = ServedByAgent{}
-	mi := &file_chancery_proto_msgTypes[28]
+	mi := &file_chancery_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1810,7 +1885,7 @@ func (x *ServedByAgent) String() string {
 func (*ServedByAgent) ProtoMessage() {}
 
 func (x *ServedByAgent) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[28]
+	mi := &file_chancery_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1823,7 +1898,7 @@ func (x *ServedByAgent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServedByAgent.ProtoReflect.Descriptor instead.
 func (*ServedByAgent) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{28}
+	return file_chancery_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ServedByAgent) GetSpiffeId() string {
@@ -1857,7 +1932,7 @@ type RequestIssuerRequest struct {
 
 func (x *RequestIssuerRequest) Reset() {
 	*x = RequestIssuerRequest{}
-	mi := &file_chancery_proto_msgTypes[29]
+	mi := &file_chancery_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1869,7 +1944,7 @@ func (x *RequestIssuerRequest) String() string {
 func (*RequestIssuerRequest) ProtoMessage() {}
 
 func (x *RequestIssuerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[29]
+	mi := &file_chancery_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1882,7 +1957,7 @@ func (x *RequestIssuerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RequestIssuerRequest.ProtoReflect.Descriptor instead.
 func (*RequestIssuerRequest) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{29}
+	return file_chancery_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *RequestIssuerRequest) GetFresh() bool {
@@ -1902,7 +1977,7 @@ type RequestIssuerResponse struct {
 
 func (x *RequestIssuerResponse) Reset() {
 	*x = RequestIssuerResponse{}
-	mi := &file_chancery_proto_msgTypes[30]
+	mi := &file_chancery_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1914,7 +1989,7 @@ func (x *RequestIssuerResponse) String() string {
 func (*RequestIssuerResponse) ProtoMessage() {}
 
 func (x *RequestIssuerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[30]
+	mi := &file_chancery_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1927,7 +2002,7 @@ func (x *RequestIssuerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RequestIssuerResponse.ProtoReflect.Descriptor instead.
 func (*RequestIssuerResponse) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{30}
+	return file_chancery_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *RequestIssuerResponse) GetRequest() []byte {
@@ -1947,7 +2022,7 @@ type ImportIssuerRequest struct {
 
 func (x *ImportIssuerRequest) Reset() {
 	*x = ImportIssuerRequest{}
-	mi := &file_chancery_proto_msgTypes[31]
+	mi := &file_chancery_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1959,7 +2034,7 @@ func (x *ImportIssuerRequest) String() string {
 func (*ImportIssuerRequest) ProtoMessage() {}
 
 func (x *ImportIssuerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[31]
+	mi := &file_chancery_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1972,7 +2047,7 @@ func (x *ImportIssuerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportIssuerRequest.ProtoReflect.Descriptor instead.
 func (*ImportIssuerRequest) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{31}
+	return file_chancery_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *ImportIssuerRequest) GetCertificates() [][]byte {
@@ -1990,7 +2065,7 @@ type ImportIssuerResponse struct {
 
 func (x *ImportIssuerResponse) Reset() {
 	*x = ImportIssuerResponse{}
-	mi := &file_chancery_proto_msgTypes[32]
+	mi := &file_chancery_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2002,7 +2077,7 @@ func (x *ImportIssuerResponse) String() string {
 func (*ImportIssuerResponse) ProtoMessage() {}
 
 func (x *ImportIssuerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[32]
+	mi := &file_chancery_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2015,7 +2090,7 @@ func (x *ImportIssuerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportIssuerResponse.ProtoReflect.Descriptor instead.
 func (*ImportIssuerResponse) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{32}
+	return file_chancery_proto_rawDescGZIP(), []int{33}
 }
 
 type GetAuthoritiesRequest struct {
@@ -2026,7 +2101,7 @@ type GetAuthoritiesRequest struct {
 
 func (x *GetAuthoritiesRequest) Reset() {
 	*x = GetAuthoritiesRequest{}
-	mi := &file_chancery_proto_msgTypes[33]
+	mi := &file_chancery_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2038,7 +2113,7 @@ func (x *GetAuthoritiesRequest) String() string {
 func (*GetAuthoritiesRequest) ProtoMessage() {}
 
 func (x *GetAuthoritiesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[33]
+	mi := &file_chancery_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2051,7 +2126,7 @@ func (x *GetAuthoritiesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetAuthoritiesRequest.ProtoReflect.Descriptor instead.
 func (*GetAuthoritiesRequest) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{33}
+	return file_chancery_proto_rawDescGZIP(), []int{34}
 }
 
 type GetAuthoritiesResponse struct {
@@ -2063,7 +2138,7 @@ type GetAuthoritiesResponse struct {
 
 func (x *GetAuthoritiesResponse) Reset() {
 	*x = GetAuthoritiesResponse{}
-	mi := &file_chancery_proto_msgTypes[34]
+	mi := &file_chancery_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2075,7 +2150,7 @@ func (x *GetAuthoritiesResponse) String() string {
 func (*GetAuthoritiesResponse) ProtoMessage() {}
 
 func (x *GetAuthoritiesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[34]
+	mi := &file_chancery_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2088,7 +2163,7 @@ func (x *GetAuthoritiesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetAuthoritiesResponse.ProtoReflect.Descriptor instead.
 func (*GetAuthoritiesResponse) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{34}
+	return file_chancery_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *GetAuthoritiesResponse) GetDomains() []*DomainAuthorities {
@@ -2109,7 +2184,7 @@ type DomainAuthorities struct {
 
 func (x *DomainAuthorities) Reset() {
 	*x = DomainAuthorities{}
-	mi := &file_chancery_proto_msgTypes[35]
+	mi := &file_chancery_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2121,7 +2196,7 @@ func (x *DomainAuthorities) String() string {
 func (*DomainAuthorities) ProtoMessage() {}
 
 func (x *DomainAuthorities) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[35]
+	mi := &file_chancery_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2134,7 +2209,7 @@ func (x *DomainAuthorities) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DomainAuthorities.ProtoReflect.Descriptor instead.
 func (*DomainAuthorities) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{35}
+	return file_chancery_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *DomainAuthorities) GetTrustDomain() string {
@@ -2175,7 +2250,7 @@ type Authority struct {
 
 func (x *Authority) Reset() {
 	*x = Authority{}
-	mi := &file_chancery_proto_msgTypes[36]
+	mi := &file_chancery_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2187,7 +2262,7 @@ func (x *Authority) String() string {
 func (*Authority) ProtoMessage() {}
 
 func (x *Authority) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[36]
+	mi := &file_chancery_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2200,7 +2275,7 @@ func (x *Authority) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Authority.ProtoReflect.Descriptor instead.
 func (*Authority) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{36}
+	return file_chancery_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *Authority) GetId() string {
@@ -2246,7 +2321,7 @@ type GetStatusRequest struct {
 
 func (x *GetStatusRequest) Reset() {
 	*x = GetStatusRequest{}
-	mi := &file_chancery_proto_msgTypes[37]
+	mi := &file_chancery_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2258,7 +2333,7 @@ func (x *GetStatusRequest) String() string {
 func (*GetStatusRequest) ProtoMessage() {}
 
 func (x *GetStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[37]
+	mi := &file_chancery_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2271,7 +2346,7 @@ func (x *GetStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusRequest.ProtoReflect.Descriptor instead.
 func (*GetStatusRequest) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{37}
+	return file_chancery_proto_rawDescGZIP(), []int{38}
 }
 
 type GetStatusResponse struct {
@@ -2307,7 +2382,7 @@ type GetStatusResponse struct {
 
 func (x *GetStatusResponse) Reset() {
 	*x = GetStatusResponse{}
-	mi := &file_chancery_proto_msgTypes[38]
+	mi := &file_chancery_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2319,7 +2394,7 @@ func (x *GetStatusResponse) String() string {
 func (*GetStatusResponse) ProtoMessage() {}
 
 func (x *GetStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[38]
+	mi := &file_chancery_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2332,7 +2407,7 @@ func (x *GetStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusResponse.ProtoReflect.Descriptor instead.
 func (*GetStatusResponse) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{38}
+	return file_chancery_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *GetStatusResponse) GetTime() *timestamppb.Timestamp {
@@ -2461,7 +2536,7 @@ type GetStatusResponse_Document struct {
 
 func (x *GetStatusResponse_Document) Reset() {
 	*x = GetStatusResponse_Document{}
-	mi := &file_chancery_proto_msgTypes[39]
+	mi := &file_chancery_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2473,7 +2548,7 @@ func (x *GetStatusResponse_Document) String() string {
 func (*GetStatusResponse_Document) ProtoMessage() {}
 
 func (x *GetStatusResponse_Document) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[39]
+	mi := &file_chancery_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2486,7 +2561,7 @@ func (x *GetStatusResponse_Document) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusResponse_Document.ProtoReflect.Descriptor instead.
 func (*GetStatusResponse_Document) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{38, 0}
+	return file_chancery_proto_rawDescGZIP(), []int{39, 0}
 }
 
 func (x *GetStatusResponse_Document) GetVersion() uint64 {
@@ -2528,7 +2603,7 @@ type GetStatusResponse_Log struct {
 
 func (x *GetStatusResponse_Log) Reset() {
 	*x = GetStatusResponse_Log{}
-	mi := &file_chancery_proto_msgTypes[40]
+	mi := &file_chancery_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2540,7 +2615,7 @@ func (x *GetStatusResponse_Log) String() string {
 func (*GetStatusResponse_Log) ProtoMessage() {}
 
 func (x *GetStatusResponse_Log) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[40]
+	mi := &file_chancery_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2553,7 +2628,7 @@ func (x *GetStatusResponse_Log) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusResponse_Log.ProtoReflect.Descriptor instead.
 func (*GetStatusResponse_Log) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{38, 1}
+	return file_chancery_proto_rawDescGZIP(), []int{39, 1}
 }
 
 func (x *GetStatusResponse_Log) GetId() uint32 {
@@ -2596,7 +2671,7 @@ type GetStatusResponse_Store struct {
 
 func (x *GetStatusResponse_Store) Reset() {
 	*x = GetStatusResponse_Store{}
-	mi := &file_chancery_proto_msgTypes[41]
+	mi := &file_chancery_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2608,7 +2683,7 @@ func (x *GetStatusResponse_Store) String() string {
 func (*GetStatusResponse_Store) ProtoMessage() {}
 
 func (x *GetStatusResponse_Store) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[41]
+	mi := &file_chancery_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2621,7 +2696,7 @@ func (x *GetStatusResponse_Store) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusResponse_Store.ProtoReflect.Descriptor instead.
 func (*GetStatusResponse_Store) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{38, 2}
+	return file_chancery_proto_rawDescGZIP(), []int{39, 2}
 }
 
 func (x *GetStatusResponse_Store) GetKind() string {
@@ -2710,7 +2785,7 @@ type GetStatusResponse_Certificate struct {
 
 func (x *GetStatusResponse_Certificate) Reset() {
 	*x = GetStatusResponse_Certificate{}
-	mi := &file_chancery_proto_msgTypes[42]
+	mi := &file_chancery_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2722,7 +2797,7 @@ func (x *GetStatusResponse_Certificate) String() string {
 func (*GetStatusResponse_Certificate) ProtoMessage() {}
 
 func (x *GetStatusResponse_Certificate) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[42]
+	mi := &file_chancery_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2735,7 +2810,7 @@ func (x *GetStatusResponse_Certificate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusResponse_Certificate.ProtoReflect.Descriptor instead.
 func (*GetStatusResponse_Certificate) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{38, 3}
+	return file_chancery_proto_rawDescGZIP(), []int{39, 3}
 }
 
 func (x *GetStatusResponse_Certificate) GetKind() string {
@@ -2785,7 +2860,7 @@ type GetStatusResponse_Key struct {
 
 func (x *GetStatusResponse_Key) Reset() {
 	*x = GetStatusResponse_Key{}
-	mi := &file_chancery_proto_msgTypes[43]
+	mi := &file_chancery_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2797,7 +2872,7 @@ func (x *GetStatusResponse_Key) String() string {
 func (*GetStatusResponse_Key) ProtoMessage() {}
 
 func (x *GetStatusResponse_Key) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[43]
+	mi := &file_chancery_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2810,7 +2885,7 @@ func (x *GetStatusResponse_Key) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusResponse_Key.ProtoReflect.Descriptor instead.
 func (*GetStatusResponse_Key) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{38, 4}
+	return file_chancery_proto_rawDescGZIP(), []int{39, 4}
 }
 
 func (x *GetStatusResponse_Key) GetName() string {
@@ -2870,7 +2945,7 @@ type GetStatusResponse_Outcome struct {
 
 func (x *GetStatusResponse_Outcome) Reset() {
 	*x = GetStatusResponse_Outcome{}
-	mi := &file_chancery_proto_msgTypes[44]
+	mi := &file_chancery_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2882,7 +2957,7 @@ func (x *GetStatusResponse_Outcome) String() string {
 func (*GetStatusResponse_Outcome) ProtoMessage() {}
 
 func (x *GetStatusResponse_Outcome) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[44]
+	mi := &file_chancery_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2895,7 +2970,7 @@ func (x *GetStatusResponse_Outcome) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusResponse_Outcome.ProtoReflect.Descriptor instead.
 func (*GetStatusResponse_Outcome) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{38, 5}
+	return file_chancery_proto_rawDescGZIP(), []int{39, 5}
 }
 
 func (x *GetStatusResponse_Outcome) GetOutcome() string {
@@ -2940,7 +3015,7 @@ type GetStatusResponse_AuditLog struct {
 
 func (x *GetStatusResponse_AuditLog) Reset() {
 	*x = GetStatusResponse_AuditLog{}
-	mi := &file_chancery_proto_msgTypes[45]
+	mi := &file_chancery_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2952,7 +3027,7 @@ func (x *GetStatusResponse_AuditLog) String() string {
 func (*GetStatusResponse_AuditLog) ProtoMessage() {}
 
 func (x *GetStatusResponse_AuditLog) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[45]
+	mi := &file_chancery_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2965,7 +3040,7 @@ func (x *GetStatusResponse_AuditLog) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusResponse_AuditLog.ProtoReflect.Descriptor instead.
 func (*GetStatusResponse_AuditLog) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{38, 6}
+	return file_chancery_proto_rawDescGZIP(), []int{39, 6}
 }
 
 func (x *GetStatusResponse_AuditLog) GetPath() string {
@@ -3015,7 +3090,7 @@ type GetStatusResponse_IssuanceLog struct {
 
 func (x *GetStatusResponse_IssuanceLog) Reset() {
 	*x = GetStatusResponse_IssuanceLog{}
-	mi := &file_chancery_proto_msgTypes[46]
+	mi := &file_chancery_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3027,7 +3102,7 @@ func (x *GetStatusResponse_IssuanceLog) String() string {
 func (*GetStatusResponse_IssuanceLog) ProtoMessage() {}
 
 func (x *GetStatusResponse_IssuanceLog) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[46]
+	mi := &file_chancery_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3040,7 +3115,7 @@ func (x *GetStatusResponse_IssuanceLog) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusResponse_IssuanceLog.ProtoReflect.Descriptor instead.
 func (*GetStatusResponse_IssuanceLog) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{38, 7}
+	return file_chancery_proto_rawDescGZIP(), []int{39, 7}
 }
 
 func (x *GetStatusResponse_IssuanceLog) GetDir() string {
@@ -3116,7 +3191,7 @@ type GetStatusResponse_Crls struct {
 
 func (x *GetStatusResponse_Crls) Reset() {
 	*x = GetStatusResponse_Crls{}
-	mi := &file_chancery_proto_msgTypes[47]
+	mi := &file_chancery_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3128,7 +3203,7 @@ func (x *GetStatusResponse_Crls) String() string {
 func (*GetStatusResponse_Crls) ProtoMessage() {}
 
 func (x *GetStatusResponse_Crls) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[47]
+	mi := &file_chancery_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3141,7 +3216,7 @@ func (x *GetStatusResponse_Crls) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusResponse_Crls.ProtoReflect.Descriptor instead.
 func (*GetStatusResponse_Crls) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{38, 8}
+	return file_chancery_proto_rawDescGZIP(), []int{39, 8}
 }
 
 func (x *GetStatusResponse_Crls) GetOff() []string {
@@ -3227,7 +3302,7 @@ type GetStatusResponse_Cluster struct {
 
 func (x *GetStatusResponse_Cluster) Reset() {
 	*x = GetStatusResponse_Cluster{}
-	mi := &file_chancery_proto_msgTypes[48]
+	mi := &file_chancery_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3239,7 +3314,7 @@ func (x *GetStatusResponse_Cluster) String() string {
 func (*GetStatusResponse_Cluster) ProtoMessage() {}
 
 func (x *GetStatusResponse_Cluster) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[48]
+	mi := &file_chancery_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3252,7 +3327,7 @@ func (x *GetStatusResponse_Cluster) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusResponse_Cluster.ProtoReflect.Descriptor instead.
 func (*GetStatusResponse_Cluster) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{38, 9}
+	return file_chancery_proto_rawDescGZIP(), []int{39, 9}
 }
 
 func (x *GetStatusResponse_Cluster) GetName() string {
@@ -3280,25 +3355,30 @@ var File_chancery_proto protoreflect.FileDescriptor
 
 const file_chancery_proto_rawDesc = "" +
 	"\n" +
-	"\x0echancery.proto\x12\vchancery.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xa1\x01\n" +
+	"\x0echancery.proto\x12\vchancery.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xe1\x01\n" +
 	"\vSyncRequest\x12\"\n" +
 	"\facknowledged\x18\x01 \x01(\x04R\facknowledged\x12\x18\n" +
 	"\arefused\x18\x02 \x01(\tR\arefused\x12/\n" +
 	"\x06served\x18\x03 \x03(\v2\x17.chancery.v1.ServedSvidR\x06served\x12#\n" +
-	"\rnot_enforcing\x18\x04 \x03(\tR\fnotEnforcing\"\xa5\x01\n" +
+	"\rnot_enforcing\x18\x04 \x03(\tR\fnotEnforcing\x12>\n" +
+	"\rdocument_mark\x18\x05 \x01(\v2\x19.chancery.v1.DocumentMarkR\fdocumentMark\":\n" +
+	"\fDocumentMark\x12\x18\n" +
+	"\aversion\x18\x01 \x01(\x04R\aversion\x12\x10\n" +
+	"\x03mac\x18\x02 \x01(\fR\x03mac\"\xa5\x01\n" +
 	"\n" +
 	"ServedSvid\x12\x1b\n" +
 	"\tspiffe_id\x18\x01 \x01(\tR\bspiffeId\x12\x16\n" +
 	"\x06serial\x18\x02 \x01(\fR\x06serial\x12)\n" +
 	"\x10certificate_hash\x18\x03 \x01(\fR\x0fcertificateHash\x127\n" +
-	"\tnot_after\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\bnotAfter\"\xa3\x01\n" +
+	"\tnot_after\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\bnotAfter\"\xe3\x01\n" +
 	"\n" +
 	"SyncUpdate\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\x04R\aversion\x12+\n" +
 	"\x06bundle\x18\x02 \x01(\v2\x13.chancery.v1.BundleR\x06bundle\x12\x12\n" +
 	"\x04crls\x18\x03 \x03(\fR\x04crls\x12 \n" +
 	"\vcheckpoints\x18\x04 \x03(\tR\vcheckpoints\x12\x18\n" +
-	"\aissuers\x18\x05 \x03(\fR\aissuers\"K\n" +
+	"\aissuers\x18\x05 \x03(\fR\aissuers\x12>\n" +
+	"\rdocument_mark\x18\x06 \x01(\v2\x19.chancery.v1.DocumentMarkR\fdocumentMark\"K\n" +
 	"\fIssueRequest\x12;\n" +
 	"\brequests\x18\x01 \x03(\v2\x1f.chancery.v1.CertificateRequestR\brequests\"z\n" +
 	"\x12CertificateRequest\x12\x10\n" +
@@ -3549,145 +3629,148 @@ func file_chancery_proto_rawDescGZIP() []byte {
 	return file_chancery_proto_rawDescData
 }
 
-var file_chancery_proto_msgTypes = make([]protoimpl.MessageInfo, 49)
+var file_chancery_proto_msgTypes = make([]protoimpl.MessageInfo, 50)
 var file_chancery_proto_goTypes = []any{
 	(*SyncRequest)(nil),                   // 0: chancery.v1.SyncRequest
-	(*ServedSvid)(nil),                    // 1: chancery.v1.ServedSvid
-	(*SyncUpdate)(nil),                    // 2: chancery.v1.SyncUpdate
-	(*IssueRequest)(nil),                  // 3: chancery.v1.IssueRequest
-	(*CertificateRequest)(nil),            // 4: chancery.v1.CertificateRequest
-	(*IssueResponse)(nil),                 // 5: chancery.v1.IssueResponse
-	(*Result)(nil),                        // 6: chancery.v1.Result
-	(*Refusal)(nil),                       // 7: chancery.v1.Refusal
-	(*Certificate)(nil),                   // 8: chancery.v1.Certificate
-	(*Bundle)(nil),                        // 9: chancery.v1.Bundle
-	(*ListReplicasRequest)(nil),           // 10: chancery.v1.ListReplicasRequest
-	(*ListReplicasResponse)(nil),          // 11: chancery.v1.ListReplicasResponse
-	(*Replica)(nil),                       // 12: chancery.v1.Replica
-	(*ForgetReplicaRequest)(nil),          // 13: chancery.v1.ForgetReplicaRequest
-	(*ForgetReplicaResponse)(nil),         // 14: chancery.v1.ForgetReplicaResponse
-	(*ExportStateRequest)(nil),            // 15: chancery.v1.ExportStateRequest
-	(*ExportStateResponse)(nil),           // 16: chancery.v1.ExportStateResponse
-	(*Predicate)(nil),                     // 17: chancery.v1.Predicate
-	(*RevokeRequest)(nil),                 // 18: chancery.v1.RevokeRequest
-	(*RevokeResponse)(nil),                // 19: chancery.v1.RevokeResponse
-	(*RevokedCertificate)(nil),            // 20: chancery.v1.RevokedCertificate
-	(*RestoreRequest)(nil),                // 21: chancery.v1.RestoreRequest
-	(*RestoreResponse)(nil),               // 22: chancery.v1.RestoreResponse
-	(*ListRevocationsRequest)(nil),        // 23: chancery.v1.ListRevocationsRequest
-	(*ListRevocationsResponse)(nil),       // 24: chancery.v1.ListRevocationsResponse
-	(*Revocation)(nil),                    // 25: chancery.v1.Revocation
-	(*ListServedRequest)(nil),             // 26: chancery.v1.ListServedRequest
-	(*ListServedResponse)(nil),            // 27: chancery.v1.ListServedResponse
-	(*ServedByAgent)(nil),                 // 28: chancery.v1.ServedByAgent
-	(*RequestIssuerRequest)(nil),          // 29: chancery.v1.RequestIssuerRequest
-	(*RequestIssuerResponse)(nil),         // 30: chancery.v1.RequestIssuerResponse
-	(*ImportIssuerRequest)(nil),           // 31: chancery.v1.ImportIssuerRequest
-	(*ImportIssuerResponse)(nil),          // 32: chancery.v1.ImportIssuerResponse
-	(*GetAuthoritiesRequest)(nil),         // 33: chancery.v1.GetAuthoritiesRequest
-	(*GetAuthoritiesResponse)(nil),        // 34: chancery.v1.GetAuthoritiesResponse
-	(*DomainAuthorities)(nil),             // 35: chancery.v1.DomainAuthorities
-	(*Authority)(nil),                     // 36: chancery.v1.Authority
-	(*GetStatusRequest)(nil),              // 37: chancery.v1.GetStatusRequest
-	(*GetStatusResponse)(nil),             // 38: chancery.v1.GetStatusResponse
-	(*GetStatusResponse_Document)(nil),    // 39: chancery.v1.GetStatusResponse.Document
-	(*GetStatusResponse_Log)(nil),         // 40: chancery.v1.GetStatusResponse.Log
-	(*GetStatusResponse_Store)(nil),       // 41: chancery.v1.GetStatusResponse.Store
-	(*GetStatusResponse_Certificate)(nil), // 42: chancery.v1.GetStatusResponse.Certificate
-	(*GetStatusResponse_Key)(nil),         // 43: chancery.v1.GetStatusResponse.Key
-	(*GetStatusResponse_Outcome)(nil),     // 44: chancery.v1.GetStatusResponse.Outcome
-	(*GetStatusResponse_AuditLog)(nil),    // 45: chancery.v1.GetStatusResponse.AuditLog
-	(*GetStatusResponse_IssuanceLog)(nil), // 46: chancery.v1.GetStatusResponse.IssuanceLog
-	(*GetStatusResponse_Crls)(nil),        // 47: chancery.v1.GetStatusResponse.Crls
-	(*GetStatusResponse_Cluster)(nil),     // 48: chancery.v1.GetStatusResponse.Cluster
-	(*timestamppb.Timestamp)(nil),         // 49: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),           // 50: google.protobuf.Duration
+	(*DocumentMark)(nil),                  // 1: chancery.v1.DocumentMark
+	(*ServedSvid)(nil),                    // 2: chancery.v1.ServedSvid
+	(*SyncUpdate)(nil),                    // 3: chancery.v1.SyncUpdate
+	(*IssueRequest)(nil),                  // 4: chancery.v1.IssueRequest
+	(*CertificateRequest)(nil),            // 5: chancery.v1.CertificateRequest
+	(*IssueResponse)(nil),                 // 6: chancery.v1.IssueResponse
+	(*Result)(nil),                        // 7: chancery.v1.Result
+	(*Refusal)(nil),                       // 8: chancery.v1.Refusal
+	(*Certificate)(nil),                   // 9: chancery.v1.Certificate
+	(*Bundle)(nil),                        // 10: chancery.v1.Bundle
+	(*ListReplicasRequest)(nil),           // 11: chancery.v1.ListReplicasRequest
+	(*ListReplicasResponse)(nil),          // 12: chancery.v1.ListReplicasResponse
+	(*Replica)(nil),                       // 13: chancery.v1.Replica
+	(*ForgetReplicaRequest)(nil),          // 14: chancery.v1.ForgetReplicaRequest
+	(*ForgetReplicaResponse)(nil),         // 15: chancery.v1.ForgetReplicaResponse
+	(*ExportStateRequest)(nil),            // 16: chancery.v1.ExportStateRequest
+	(*ExportStateResponse)(nil),           // 17: chancery.v1.ExportStateResponse
+	(*Predicate)(nil),                     // 18: chancery.v1.Predicate
+	(*RevokeRequest)(nil),                 // 19: chancery.v1.RevokeRequest
+	(*RevokeResponse)(nil),                // 20: chancery.v1.RevokeResponse
+	(*RevokedCertificate)(nil),            // 21: chancery.v1.RevokedCertificate
+	(*RestoreRequest)(nil),                // 22: chancery.v1.RestoreRequest
+	(*RestoreResponse)(nil),               // 23: chancery.v1.RestoreResponse
+	(*ListRevocationsRequest)(nil),        // 24: chancery.v1.ListRevocationsRequest
+	(*ListRevocationsResponse)(nil),       // 25: chancery.v1.ListRevocationsResponse
+	(*Revocation)(nil),                    // 26: chancery.v1.Revocation
+	(*ListServedRequest)(nil),             // 27: chancery.v1.ListServedRequest
+	(*ListServedResponse)(nil),            // 28: chancery.v1.ListServedResponse
+	(*ServedByAgent)(nil),                 // 29: chancery.v1.ServedByAgent
+	(*RequestIssuerRequest)(nil),          // 30: chancery.v1.RequestIssuerRequest
+	(*RequestIssuerResponse)(nil),         // 31: chancery.v1.RequestIssuerResponse
+	(*ImportIssuerRequest)(nil),           // 32: chancery.v1.ImportIssuerRequest
+	(*ImportIssuerResponse)(nil),          // 33: chancery.v1.ImportIssuerResponse
+	(*GetAuthoritiesRequest)(nil),         // 34: chancery.v1.GetAuthoritiesRequest
+	(*GetAuthoritiesResponse)(nil),        // 35: chancery.v1.GetAuthoritiesResponse
+	(*DomainAuthorities)(nil),             // 36: chancery.v1.DomainAuthorities
+	(*Authority)(nil),                     // 37: chancery.v1.Authority
+	(*GetStatusRequest)(nil),              // 38: chancery.v1.GetStatusRequest
+	(*GetStatusResponse)(nil),             // 39: chancery.v1.GetStatusResponse
+	(*GetStatusResponse_Document)(nil),    // 40: chancery.v1.GetStatusResponse.Document
+	(*GetStatusResponse_Log)(nil),         // 41: chancery.v1.GetStatusResponse.Log
+	(*GetStatusResponse_Store)(nil),       // 42: chancery.v1.GetStatusResponse.Store
+	(*GetStatusResponse_Certificate)(nil), // 43: chancery.v1.GetStatusResponse.Certificate
+	(*GetStatusResponse_Key)(nil),         // 44: chancery.v1.GetStatusResponse.Key
+	(*GetStatusResponse_Outcome)(nil),     // 45: chancery.v1.GetStatusResponse.Outcome
+	(*GetStatusResponse_AuditLog)(nil),    // 46: chancery.v1.GetStatusResponse.AuditLog
+	(*GetStatusResponse_IssuanceLog)(nil), // 47: chancery.v1.GetStatusResponse.IssuanceLog
+	(*GetStatusResponse_Crls)(nil),        // 48: chancery.v1.GetStatusResponse.Crls
+	(*GetStatusResponse_Cluster)(nil),     // 49: chancery.v1.GetStatusResponse.Cluster
+	(*timestamppb.Timestamp)(nil),         // 50: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),           // 51: google.protobuf.Duration
 }
 var file_chancery_proto_depIdxs = []int32{
-	1,  // 0: chancery.v1.SyncRequest.served:type_name -> chancery.v1.ServedSvid
-	49, // 1: chancery.v1.ServedSvid.not_after:type_name -> google.protobuf.Timestamp
-	9,  // 2: chancery.v1.SyncUpdate.bundle:type_name -> chancery.v1.Bundle
-	4,  // 3: chancery.v1.IssueRequest.requests:type_name -> chancery.v1.CertificateRequest
-	50, // 4: chancery.v1.CertificateRequest.lifetime:type_name -> google.protobuf.Duration
-	6,  // 5: chancery.v1.IssueResponse.results:type_name -> chancery.v1.Result
-	9,  // 6: chancery.v1.IssueResponse.bundle:type_name -> chancery.v1.Bundle
-	8,  // 7: chancery.v1.Result.certificate:type_name -> chancery.v1.Certificate
-	7,  // 8: chancery.v1.Result.refusal:type_name -> chancery.v1.Refusal
-	50, // 9: chancery.v1.Refusal.retry_after:type_name -> google.protobuf.Duration
-	49, // 10: chancery.v1.Certificate.not_after:type_name -> google.protobuf.Timestamp
-	12, // 11: chancery.v1.ListReplicasResponse.replicas:type_name -> chancery.v1.Replica
-	49, // 12: chancery.v1.Replica.seen:type_name -> google.protobuf.Timestamp
-	49, // 13: chancery.v1.Replica.declared_dead:type_name -> google.protobuf.Timestamp
-	49, // 14: chancery.v1.Predicate.issued_before:type_name -> google.protobuf.Timestamp
-	17, // 15: chancery.v1.RevokeRequest.predicate:type_name -> chancery.v1.Predicate
-	50, // 16: chancery.v1.RevokeRequest.wait:type_name -> google.protobuf.Duration
-	20, // 17: chancery.v1.RevokeResponse.certificates:type_name -> chancery.v1.RevokedCertificate
-	49, // 18: chancery.v1.RevokedCertificate.not_after:type_name -> google.protobuf.Timestamp
-	25, // 19: chancery.v1.ListRevocationsResponse.revocations:type_name -> chancery.v1.Revocation
-	17, // 20: chancery.v1.Revocation.predicate:type_name -> chancery.v1.Predicate
-	49, // 21: chancery.v1.Revocation.time:type_name -> google.protobuf.Timestamp
-	49, // 22: chancery.v1.Revocation.restored:type_name -> google.protobuf.Timestamp
-	28, // 23: chancery.v1.ListServedResponse.agents:type_name -> chancery.v1.ServedByAgent
-	1,  // 24: chancery.v1.ServedByAgent.served:type_name -> chancery.v1.ServedSvid
-	35, // 25: chancery.v1.GetAuthoritiesResponse.domains:type_name -> chancery.v1.DomainAuthorities
-	36, // 26: chancery.v1.DomainAuthorities.authorities:type_name -> chancery.v1.Authority
-	49, // 27: chancery.v1.GetStatusResponse.time:type_name -> google.protobuf.Timestamp
-	49, // 28: chancery.v1.GetStatusResponse.started:type_name -> google.protobuf.Timestamp
-	39, // 29: chancery.v1.GetStatusResponse.document:type_name -> chancery.v1.GetStatusResponse.Document
-	42, // 30: chancery.v1.GetStatusResponse.certificates:type_name -> chancery.v1.GetStatusResponse.Certificate
-	50, // 31: chancery.v1.GetStatusResponse.max_ttl:type_name -> google.protobuf.Duration
-	43, // 32: chancery.v1.GetStatusResponse.keys:type_name -> chancery.v1.GetStatusResponse.Key
-	44, // 33: chancery.v1.GetStatusResponse.outcomes:type_name -> chancery.v1.GetStatusResponse.Outcome
-	45, // 34: chancery.v1.GetStatusResponse.audit_log:type_name -> chancery.v1.GetStatusResponse.AuditLog
-	46, // 35: chancery.v1.GetStatusResponse.issuance_log:type_name -> chancery.v1.GetStatusResponse.IssuanceLog
-	48, // 36: chancery.v1.GetStatusResponse.clusters:type_name -> chancery.v1.GetStatusResponse.Cluster
-	47, // 37: chancery.v1.GetStatusResponse.crls:type_name -> chancery.v1.GetStatusResponse.Crls
-	41, // 38: chancery.v1.GetStatusResponse.store:type_name -> chancery.v1.GetStatusResponse.Store
-	40, // 39: chancery.v1.GetStatusResponse.Document.logs:type_name -> chancery.v1.GetStatusResponse.Log
-	49, // 40: chancery.v1.GetStatusResponse.Document.requested:type_name -> google.protobuf.Timestamp
-	49, // 41: chancery.v1.GetStatusResponse.Store.confirmed:type_name -> google.protobuf.Timestamp
-	12, // 42: chancery.v1.GetStatusResponse.Store.replicas:type_name -> chancery.v1.Replica
-	49, // 43: chancery.v1.GetStatusResponse.Store.imported:type_name -> google.protobuf.Timestamp
-	49, // 44: chancery.v1.GetStatusResponse.Store.changed:type_name -> google.protobuf.Timestamp
-	49, // 45: chancery.v1.GetStatusResponse.Key.checked:type_name -> google.protobuf.Timestamp
-	50, // 46: chancery.v1.GetStatusResponse.Key.took:type_name -> google.protobuf.Duration
-	49, // 47: chancery.v1.GetStatusResponse.Key.waiting:type_name -> google.protobuf.Timestamp
-	49, // 48: chancery.v1.GetStatusResponse.IssuanceLog.checkpoint:type_name -> google.protobuf.Timestamp
-	49, // 49: chancery.v1.GetStatusResponse.IssuanceLog.sequenced:type_name -> google.protobuf.Timestamp
-	49, // 50: chancery.v1.GetStatusResponse.Crls.failing:type_name -> google.protobuf.Timestamp
-	49, // 51: chancery.v1.GetStatusResponse.Crls.ends:type_name -> google.protobuf.Timestamp
-	49, // 52: chancery.v1.GetStatusResponse.Crls.published:type_name -> google.protobuf.Timestamp
-	3,  // 53: chancery.v1.Issuance.Issue:input_type -> chancery.v1.IssueRequest
-	0,  // 54: chancery.v1.Issuance.Sync:input_type -> chancery.v1.SyncRequest
-	33, // 55: chancery.v1.Admin.GetAuthorities:input_type -> chancery.v1.GetAuthoritiesRequest
-	29, // 56: chancery.v1.Admin.RequestIssuer:input_type -> chancery.v1.RequestIssuerRequest
-	31, // 57: chancery.v1.Admin.ImportIssuer:input_type -> chancery.v1.ImportIssuerRequest
-	18, // 58: chancery.v1.Admin.Revoke:input_type -> chancery.v1.RevokeRequest
-	21, // 59: chancery.v1.Admin.Restore:input_type -> chancery.v1.RestoreRequest
-	23, // 60: chancery.v1.Admin.ListRevocations:input_type -> chancery.v1.ListRevocationsRequest
-	26, // 61: chancery.v1.Admin.ListServed:input_type -> chancery.v1.ListServedRequest
-	37, // 62: chancery.v1.Admin.GetStatus:input_type -> chancery.v1.GetStatusRequest
-	10, // 63: chancery.v1.Admin.ListReplicas:input_type -> chancery.v1.ListReplicasRequest
-	13, // 64: chancery.v1.Admin.ForgetReplica:input_type -> chancery.v1.ForgetReplicaRequest
-	15, // 65: chancery.v1.Admin.ExportState:input_type -> chancery.v1.ExportStateRequest
-	5,  // 66: chancery.v1.Issuance.Issue:output_type -> chancery.v1.IssueResponse
-	2,  // 67: chancery.v1.Issuance.Sync:output_type -> chancery.v1.SyncUpdate
-	34, // 68: chancery.v1.Admin.GetAuthorities:output_type -> chancery.v1.GetAuthoritiesResponse
-	30, // 69: chancery.v1.Admin.RequestIssuer:output_type -> chancery.v1.RequestIssuerResponse
-	32, // 70: chancery.v1.Admin.ImportIssuer:output_type -> chancery.v1.ImportIssuerResponse
-	19, // 71: chancery.v1.Admin.Revoke:output_type -> chancery.v1.RevokeResponse
-	22, // 72: chancery.v1.Admin.Restore:output_type -> chancery.v1.RestoreResponse
-	24, // 73: chancery.v1.Admin.ListRevocations:output_type -> chancery.v1.ListRevocationsResponse
-	27, // 74: chancery.v1.Admin.ListServed:output_type -> chancery.v1.ListServedResponse
-	38, // 75: chancery.v1.Admin.GetStatus:output_type -> chancery.v1.GetStatusResponse
-	11, // 76: chancery.v1.Admin.ListReplicas:output_type -> chancery.v1.ListReplicasResponse
-	14, // 77: chancery.v1.Admin.ForgetReplica:output_type -> chancery.v1.ForgetReplicaResponse
-	16, // 78: chancery.v1.Admin.ExportState:output_type -> chancery.v1.ExportStateResponse
-	66, // [66:79] is the sub-list for method output_type
-	53, // [53:66] is the sub-list for method input_type
-	53, // [53:53] is the sub-list for extension type_name
-	53, // [53:53] is the sub-list for extension extendee
-	0,  // [0:53] is the sub-list for field type_name
+	2,  // 0: chancery.v1.SyncRequest.served:type_name -> chancery.v1.ServedSvid
+	1,  // 1: chancery.v1.SyncRequest.document_mark:type_name -> chancery.v1.DocumentMark
+	50, // 2: chancery.v1.ServedSvid.not_after:type_name -> google.protobuf.Timestamp
+	10, // 3: chancery.v1.SyncUpdate.bundle:type_name -> chancery.v1.Bundle
+	1,  // 4: chancery.v1.SyncUpdate.document_mark:type_name -> chancery.v1.DocumentMark
+	5,  // 5: chancery.v1.IssueRequest.requests:type_name -> chancery.v1.CertificateRequest
+	51, // 6: chancery.v1.CertificateRequest.lifetime:type_name -> google.protobuf.Duration
+	7,  // 7: chancery.v1.IssueResponse.results:type_name -> chancery.v1.Result
+	10, // 8: chancery.v1.IssueResponse.bundle:type_name -> chancery.v1.Bundle
+	9,  // 9: chancery.v1.Result.certificate:type_name -> chancery.v1.Certificate
+	8,  // 10: chancery.v1.Result.refusal:type_name -> chancery.v1.Refusal
+	51, // 11: chancery.v1.Refusal.retry_after:type_name -> google.protobuf.Duration
+	50, // 12: chancery.v1.Certificate.not_after:type_name -> google.protobuf.Timestamp
+	13, // 13: chancery.v1.ListReplicasResponse.replicas:type_name -> chancery.v1.Replica
+	50, // 14: chancery.v1.Replica.seen:type_name -> google.protobuf.Timestamp
+	50, // 15: chancery.v1.Replica.declared_dead:type_name -> google.protobuf.Timestamp
+	50, // 16: chancery.v1.Predicate.issued_before:type_name -> google.protobuf.Timestamp
+	18, // 17: chancery.v1.RevokeRequest.predicate:type_name -> chancery.v1.Predicate
+	51, // 18: chancery.v1.RevokeRequest.wait:type_name -> google.protobuf.Duration
+	21, // 19: chancery.v1.RevokeResponse.certificates:type_name -> chancery.v1.RevokedCertificate
+	50, // 20: chancery.v1.RevokedCertificate.not_after:type_name -> google.protobuf.Timestamp
+	26, // 21: chancery.v1.ListRevocationsResponse.revocations:type_name -> chancery.v1.Revocation
+	18, // 22: chancery.v1.Revocation.predicate:type_name -> chancery.v1.Predicate
+	50, // 23: chancery.v1.Revocation.time:type_name -> google.protobuf.Timestamp
+	50, // 24: chancery.v1.Revocation.restored:type_name -> google.protobuf.Timestamp
+	29, // 25: chancery.v1.ListServedResponse.agents:type_name -> chancery.v1.ServedByAgent
+	2,  // 26: chancery.v1.ServedByAgent.served:type_name -> chancery.v1.ServedSvid
+	36, // 27: chancery.v1.GetAuthoritiesResponse.domains:type_name -> chancery.v1.DomainAuthorities
+	37, // 28: chancery.v1.DomainAuthorities.authorities:type_name -> chancery.v1.Authority
+	50, // 29: chancery.v1.GetStatusResponse.time:type_name -> google.protobuf.Timestamp
+	50, // 30: chancery.v1.GetStatusResponse.started:type_name -> google.protobuf.Timestamp
+	40, // 31: chancery.v1.GetStatusResponse.document:type_name -> chancery.v1.GetStatusResponse.Document
+	43, // 32: chancery.v1.GetStatusResponse.certificates:type_name -> chancery.v1.GetStatusResponse.Certificate
+	51, // 33: chancery.v1.GetStatusResponse.max_ttl:type_name -> google.protobuf.Duration
+	44, // 34: chancery.v1.GetStatusResponse.keys:type_name -> chancery.v1.GetStatusResponse.Key
+	45, // 35: chancery.v1.GetStatusResponse.outcomes:type_name -> chancery.v1.GetStatusResponse.Outcome
+	46, // 36: chancery.v1.GetStatusResponse.audit_log:type_name -> chancery.v1.GetStatusResponse.AuditLog
+	47, // 37: chancery.v1.GetStatusResponse.issuance_log:type_name -> chancery.v1.GetStatusResponse.IssuanceLog
+	49, // 38: chancery.v1.GetStatusResponse.clusters:type_name -> chancery.v1.GetStatusResponse.Cluster
+	48, // 39: chancery.v1.GetStatusResponse.crls:type_name -> chancery.v1.GetStatusResponse.Crls
+	42, // 40: chancery.v1.GetStatusResponse.store:type_name -> chancery.v1.GetStatusResponse.Store
+	41, // 41: chancery.v1.GetStatusResponse.Document.logs:type_name -> chancery.v1.GetStatusResponse.Log
+	50, // 42: chancery.v1.GetStatusResponse.Document.requested:type_name -> google.protobuf.Timestamp
+	50, // 43: chancery.v1.GetStatusResponse.Store.confirmed:type_name -> google.protobuf.Timestamp
+	13, // 44: chancery.v1.GetStatusResponse.Store.replicas:type_name -> chancery.v1.Replica
+	50, // 45: chancery.v1.GetStatusResponse.Store.imported:type_name -> google.protobuf.Timestamp
+	50, // 46: chancery.v1.GetStatusResponse.Store.changed:type_name -> google.protobuf.Timestamp
+	50, // 47: chancery.v1.GetStatusResponse.Key.checked:type_name -> google.protobuf.Timestamp
+	51, // 48: chancery.v1.GetStatusResponse.Key.took:type_name -> google.protobuf.Duration
+	50, // 49: chancery.v1.GetStatusResponse.Key.waiting:type_name -> google.protobuf.Timestamp
+	50, // 50: chancery.v1.GetStatusResponse.IssuanceLog.checkpoint:type_name -> google.protobuf.Timestamp
+	50, // 51: chancery.v1.GetStatusResponse.IssuanceLog.sequenced:type_name -> google.protobuf.Timestamp
+	50, // 52: chancery.v1.GetStatusResponse.Crls.failing:type_name -> google.protobuf.Timestamp
+	50, // 53: chancery.v1.GetStatusResponse.Crls.ends:type_name -> google.protobuf.Timestamp
+	50, // 54: chancery.v1.GetStatusResponse.Crls.published:type_name -> google.protobuf.Timestamp
+	4,  // 55: chancery.v1.Issuance.Issue:input_type -> chancery.v1.IssueRequest
+	0,  // 56: chancery.v1.Issuance.Sync:input_type -> chancery.v1.SyncRequest
+	34, // 57: chancery.v1.Admin.GetAuthorities:input_type -> chancery.v1.GetAuthoritiesRequest
+	30, // 58: chancery.v1.Admin.RequestIssuer:input_type -> chancery.v1.RequestIssuerRequest
+	32, // 59: chancery.v1.Admin.ImportIssuer:input_type -> chancery.v1.ImportIssuerRequest
+	19, // 60: chancery.v1.Admin.Revoke:input_type -> chancery.v1.RevokeRequest
+	22, // 61: chancery.v1.Admin.Restore:input_type -> chancery.v1.RestoreRequest
+	24, // 62: chancery.v1.Admin.ListRevocations:input_type -> chancery.v1.ListRevocationsRequest
+	27, // 63: chancery.v1.Admin.ListServed:input_type -> chancery.v1.ListServedRequest
+	38, // 64: chancery.v1.Admin.GetStatus:input_type -> chancery.v1.GetStatusRequest
+	11, // 65: chancery.v1.Admin.ListReplicas:input_type -> chancery.v1.ListReplicasRequest
+	14, // 66: chancery.v1.Admin.ForgetReplica:input_type -> chancery.v1.ForgetReplicaRequest
+	16, // 67: chancery.v1.Admin.ExportState:input_type -> chancery.v1.ExportStateRequest
+	6,  // 68: chancery.v1.Issuance.Issue:output_type -> chancery.v1.IssueResponse
+	3,  // 69: chancery.v1.Issuance.Sync:output_type -> chancery.v1.SyncUpdate
+	35, // 70: chancery.v1.Admin.GetAuthorities:output_type -> chancery.v1.GetAuthoritiesResponse
+	31, // 71: chancery.v1.Admin.RequestIssuer:output_type -> chancery.v1.RequestIssuerResponse
+	33, // 72: chancery.v1.Admin.ImportIssuer:output_type -> chancery.v1.ImportIssuerResponse
+	20, // 73: chancery.v1.Admin.Revoke:output_type -> chancery.v1.RevokeResponse
+	23, // 74: chancery.v1.Admin.Restore:output_type -> chancery.v1.RestoreResponse
+	25, // 75: chancery.v1.Admin.ListRevocations:output_type -> chancery.v1.ListRevocationsResponse
+	28, // 76: chancery.v1.Admin.ListServed:output_type -> chancery.v1.ListServedResponse
+	39, // 77: chancery.v1.Admin.GetStatus:output_type -> chancery.v1.GetStatusResponse
+	12, // 78: chancery.v1.Admin.ListReplicas:output_type -> chancery.v1.ListReplicasResponse
+	15, // 79: chancery.v1.Admin.ForgetReplica:output_type -> chancery.v1.ForgetReplicaResponse
+	17, // 80: chancery.v1.Admin.ExportState:output_type -> chancery.v1.ExportStateResponse
+	68, // [68:81] is the sub-list for method output_type
+	55, // [55:68] is the sub-list for method input_type
+	55, // [55:55] is the sub-list for extension type_name
+	55, // [55:55] is the sub-list for extension extendee
+	0,  // [0:55] is the sub-list for field type_name
 }
 
 func init() { file_chancery_proto_init() }
@@ -3695,7 +3778,7 @@ func file_chancery_proto_init() {
 	if File_chancery_proto != nil {
 		return
 	}
-	file_chancery_proto_msgTypes[6].OneofWrappers = []any{
+	file_chancery_proto_msgTypes[7].OneofWrappers = []any{
 		(*Result_Certificate)(nil),
 		(*Result_Refusal)(nil),
 	}
@@ -3705,7 +3788,7 @@ func file_chancery_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_chancery_proto_rawDesc), len(file_chancery_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   49,
+			NumMessages:   50,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

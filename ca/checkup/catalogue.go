@@ -157,7 +157,7 @@ var Catalogue = []Entry{
 		"Let `identity` and the token's service account agree."},
 	{"roots.unusable", criticals, "The agent cannot verify its server.",
 		"Copy roots.pem from the server again."},
-	{"server.unreachable", criticals, "The agent cannot renew its identity.",
+	{"server.unreachable", both, "The agent cannot renew its identity there: warning while another one of its servers answers, else critical.",
 		"Check the address, the network and that the server runs."},
 	{"server.unverified", criticals, "Whatever answers does not prove to be this trust domain's server, so the agent does not talk to it.",
 		"Check that `server` is the right address and serverRoots the roots of that server; somebody may be in between."},

@@ -26,6 +26,7 @@ const (
 	maxWords       = 20 // lines of what cannot enforce CRLs
 	maxWord        = 200
 	maxHolders     = 10_000
+	maxMark        = 64 // bytes of a mark's MAC
 	checkpointTime = 10 * time.Second
 	// checkpointBytes is how much an update may have for each checkpointTime that passes between two of them which only
 	// bring checkpoints.
@@ -37,7 +38,13 @@ type Config struct {
 	// Checkpoints returns the last checkpoint of each issuance log; nil for none. It is called for each message, since an
 	// agent that saw a later one elsewhere would take an earlier one for a log that went back.
 	Checkpoints func() []string
-	Metrics     prometheus.Registerer
+	// Mark returns the mark of the document that the server has; nil for none. It is called for each message, too.
+	Mark func() *chanceryv1.DocumentMark
+	// Seen is told of a mark that an agent brought along and that is above Mark's: the server is behind, or its store was
+	// rolled back, or the agent made it up (decision D9). It verifies the mark, and may take its time: only the stream that
+	// brought the mark waits. ctx ends with that stream. May be nil.
+	Seen    func(ctx context.Context, mark *chanceryv1.DocumentMark)
+	Metrics prometheus.Registerer
 }
 
 // Hub sends updates to agents. Its methods are safe for concurrent use.
@@ -58,7 +65,8 @@ type Hub struct {
 	bytes   int            // of these
 	byPlace map[string]int // of these, by place
 	pushed  time.Time      // when the checkpoints below were pushed,
-	last    []string       // the last ones that all were woken for
+	last    []string       // the last ones that all were woken for,
+	marked  uint64         // and the version of the mark
 
 	issuedMu sync.Mutex           // guards issued; apart from mu, since each certificate takes it
 	issued   map[holder]time.Time // when the last certificate of a holder ends
@@ -90,6 +98,9 @@ type stream struct {
 func New(c Config) *Hub {
 	if c.Checkpoints == nil {
 		c.Checkpoints = func() []string { return nil }
+	}
+	if c.Mark == nil {
+		c.Mark = func() *chanceryv1.DocumentMark { return nil }
 	}
 	h := &Hub{
 		config: c, start: time.Now(), ending: make(chan struct{}), changed: make(chan struct{}), streams: map[*stream]struct{}{}, places: map[string]int{},
@@ -140,19 +151,19 @@ func (h *Hub) Published() time.Time {
 	return h.news
 }
 
-// PushCheckpoints has the checkpoints sent, if they are new. Alone they make an update every 10 s at most, and more seldom
-// where updates are large. It is called every second or so.
+// PushCheckpoints has checkpoints and mark sent, if they are new. Alone they make an update every 10 s at most, and more
+// seldom where updates are large. It is called every second or so.
 func (h *Hub) PushCheckpoints(now time.Time) {
-	all := h.config.Checkpoints()
+	all, mark := h.config.Checkpoints(), h.config.Mark().GetVersion()
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.current == nil || slices.Equal(h.last, all) {
+	if h.current == nil || slices.Equal(h.last, all) && h.marked == mark {
 		return
 	}
 	if now.Sub(h.pushed) < checkpointTime*time.Duration(1+len(h.current.shared)/checkpointBytes) {
 		return
 	}
-	h.pushed, h.last = now, all
+	h.pushed, h.last, h.marked = now, all, mark
 	h.set(&update{h.nextVersion(), h.current.content, h.current.shared})
 }
 

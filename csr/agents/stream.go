@@ -23,6 +23,10 @@ type Caller struct {
 	ID     string // as it authenticated
 	Remote string
 	Place  string // what bounds how many streams it may have: its node, pod or address
+	// Ends is when the credential ends by which the stream was opened; zero if that is not known.
+	Ends time.Time
+	// MaxAge is how old the caller's connection gets; the stream ends somewhat earlier. 0 = DefaultMaxAge.
+	MaxAge time.Duration
 }
 
 // How many messages of an agent are read: a second over time, and at once. More wait where they are.
@@ -34,20 +38,22 @@ const (
 // ErrBusy: there are too many streams.
 var ErrBusy = errors.New("too many Sync streams")
 
-// Serve serves one stream until it ends.
+// Serve serves one stream until it ends, at the latest a while after the caller's credential.
 func (h *Hub) Serve(c Caller, g grpc.ServerStream) error {
 	s := &stream{id: c.ID, remote: c.Remote, place: c.ID + " " + c.Place}
 	if err := h.join(s); err != nil {
 		return err
 	}
 	defer h.leave(s)
+	over := time.NewTimer(c.life(time.Now()))
+	defer over.Stop()
 	ctx, cancel := context.WithCancelCause(g.Context())
 	defer cancel(nil)
 	go func() { cancel(h.receive(s, g)) }() // ends with the stream, at the latest once this function has returned
 	for {
 		u, changed := h.next(s)
 		if u != nil {
-			own, err := proto.Marshal(&chanceryv1.SyncUpdate{Version: u.version, Checkpoints: h.config.Checkpoints()})
+			own, err := proto.Marshal(&chanceryv1.SyncUpdate{Version: u.version, Checkpoints: h.config.Checkpoints(), DocumentMark: h.config.Mark()})
 			if err != nil {
 				return fmt.Errorf("encoding an update: %w", err)
 			}
@@ -63,7 +69,9 @@ func (h *Hub) Serve(c Caller, g grpc.ServerStream) error {
 			}
 			return nil
 		case <-h.ending:
-			return status.Error(codes.Unavailable, "the server is stopping")
+			return &moved{"the server is stopping", stopSpread}
+		case <-over.C:
+			return &moved{"the stream has come to its end; open another one", moveSpread}
 		case <-changed:
 		}
 	}
@@ -104,6 +112,7 @@ func (h *Hub) next(s *stream) (*update, <-chan struct{}) {
 // receive takes what the agent says until the stream ends.
 func (h *Hub) receive(s *stream, g grpc.ServerStream) error {
 	pace := rate.NewLimiter(messageRate, messageBurst)
+	told := uint64(0) // the highest version that Seen knows by this stream
 	for {
 		if err := pace.Wait(g.Context()); err != nil {
 			return err
@@ -114,6 +123,10 @@ func (h *Hub) receive(s *stream, g grpc.ServerStream) error {
 		}
 		if err := h.take(s, m); err != nil {
 			return err
+		}
+		if mark := m.GetDocumentMark(); h.config.Seen != nil && mark.GetVersion() > max(told, h.config.Mark().GetVersion()) {
+			told = mark.GetVersion()
+			h.config.Seen(g.Context(), mark)
 		}
 	}
 }
@@ -127,6 +140,9 @@ func (h *Hub) take(s *stream, m *chanceryv1.SyncRequest) error {
 			return status.Errorf(codes.InvalidArgument, "an SVID is reported with an ID of %d bytes, a serial of %d, a hash of %d; at most 2048, 20 and 32 are read",
 				len(x.GetSpiffeId()), len(x.GetSerial()), len(x.GetCertificateHash()))
 		}
+	}
+	if n := len(m.GetDocumentMark().GetMac()); n > maxMark {
+		return status.Errorf(codes.InvalidArgument, "a document's mark has %d bytes; at most %d are read", n, maxMark)
 	}
 	words := m.GetNotEnforcing()
 	if len(words) > maxWords {

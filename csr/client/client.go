@@ -2,7 +2,8 @@
 // that brings roots, CRLs and the checkpoints of issuance logs.
 //
 // Each call reads the token and the server's roots again, so that neither can go stale in memory, and opens a
-// connection of its own, so that the newest SVID authenticates it. It refuses a server that is not
+// connection of its own, so that the newest SVID authenticates it: to one of the servers, drawn for each call, and to the
+// next one if the first cannot do it. It refuses a server that is not
 // spiffe://TD/chancery/server (decision D15), whatever its host name, and CRLs that it cannot verify; and never logs or
 // returns a token.
 package client
@@ -30,7 +31,6 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/keepalive"
-	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
 
@@ -43,7 +43,7 @@ const maxToken = 16 << 10
 
 // Config says whom to ask, and as whom.
 type Config struct {
-	Server  string                                    // host:port
+	Servers []string                                  // host:port each; a name may have several addresses, looked up for each call
 	Domain  trust.Domain                              // of the server
 	Roots   func() ([]*x509.Certificate, error)       // that vouch for the server; called for each connection
 	Token   func(ctx context.Context) (string, error) // called for each request; nil or "" = no token
@@ -57,11 +57,13 @@ type Config struct {
 
 // Client asks for certificates. It is safe for concurrent use.
 type Client struct {
-	config Config
+	config  Config
+	servers servers
 
-	mu          sync.Mutex // guards both
+	mu          sync.Mutex // guards all below
 	last        *trust.Bundle
-	checkpoints logs // that were seen last
+	checkpoints logs                     // that were seen last
+	mark        *chanceryv1.DocumentMark // the highest that was seen
 }
 
 // New returns a client.
@@ -72,7 +74,7 @@ func New(c Config) *Client {
 	if c.Metrics == nil {
 		c.Metrics = NewMetrics(nil)
 	}
-	return &Client{config: c}
+	return &Client{config: c, servers: servers{names: c.Servers}}
 }
 
 // Refused is the server's refusal of a request.
@@ -98,22 +100,28 @@ func (c *Client) Issue(ctx context.Context, key crypto.Signer) ([]*x509.Certific
 	if err != nil {
 		return nil, nil, err
 	}
-	ctx, conn, err := c.connect(ctx)
-	if err != nil {
-		return nil, nil, err
-	}
-	defer conn.Close()
 	req := &chanceryv1.CertificateRequest{Csr: der, SpiffeId: c.config.ID.String()}
 	if c.config.TTL > 0 {
 		req.Lifetime = durationpb.New(c.config.TTL)
 	}
-	known := c.seen()
-	resp, err := chanceryv1.NewIssuanceClient(conn).Issue(ctx, &chanceryv1.IssueRequest{Requests: []*chanceryv1.CertificateRequest{req}})
+	var chain []*x509.Certificate
+	var bundle *trust.Bundle
+	err = c.ask(ctx, func(ctx context.Context, conn *grpc.ClientConn, t turn) error {
+		ctx, cancel := t.answer(ctx)
+		defer cancel()
+		known := c.seen()
+		resp, err := chanceryv1.NewIssuanceClient(conn).Issue(ctx, &chanceryv1.IssueRequest{Requests: []*chanceryv1.CertificateRequest{req}})
+		if err != nil {
+			return refusedBy(err)
+		}
+		c.seeCheckpoints(resp.GetCheckpoints(), known)
+		chain, bundle, err = c.read(resp)
+		return err
+	})
 	if err != nil {
-		return nil, nil, refusedBy(err)
+		return nil, nil, err
 	}
-	c.seeCheckpoints(resp.GetCheckpoints(), known)
-	return c.read(resp)
+	return chain, bundle, nil
 }
 
 // valid returns the SVID to show, if it has not ended.
@@ -171,37 +179,21 @@ func (c *Client) csr(key crypto.Signer) ([]byte, error) {
 	return der, nil
 }
 
-// connect returns a connection with the credentials of this moment, and the context that carries the token.
-func (c *Client) connect(ctx context.Context) (context.Context, *grpc.ClientConn, error) {
-	own := c.valid()
-	token, err := c.token(ctx, own != nil)
-	if err != nil {
-		return nil, nil, err
-	}
-	conn, err := c.dial(own)
-	if err != nil {
-		return nil, nil, err
-	}
-	if token != "" {
-		ctx = metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+token)
-	}
-	if c.config.Cluster != "" {
-		ctx = metadata.AppendToOutgoingContext(ctx, "clusterid", c.config.Cluster)
-	}
-	return ctx, conn, nil
-}
-
-func (c *Client) dial(own *trust.Identity) (*grpc.ClientConn, error) {
+func (c *Client) dial(a address, own *trust.Identity) (*grpc.ClientConn, error) {
 	bundle, err := c.serverBundle()
 	if err != nil {
 		return nil, err
 	}
 	tls := trust.ClientTLS(trust.SystemID(c.config.Domain, "server"), trust.Only(bundle), func() *trust.Identity { return own })
-	conn, err := grpc.NewClient(c.config.Server, grpc.WithTransportCredentials(credentials.NewTLS(tls)),
+	target, options := "passthrough:///"+a.addr, []grpc.DialOption{grpc.WithNoProxy(), grpc.WithAuthority(a.name)}
+	if viaProxy(a.name) {
+		target, options = a.name, nil
+	}
+	conn, err := grpc.NewClient(target, append(options, grpc.WithTransportCredentials(credentials.NewTLS(tls)),
 		// A stream is silent nearly always: a server that is gone without a word would not be missed otherwise.
-		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 30 * time.Second, Timeout: 10 * time.Second}))
+		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 30 * time.Second, Timeout: 10 * time.Second}))...)
 	if err != nil {
-		return nil, fmt.Errorf("connecting to server %s: %w", c.config.Server, err)
+		return nil, fmt.Errorf("connecting to server %s: %w", a, err)
 	}
 	return conn, nil
 }

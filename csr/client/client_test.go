@@ -34,6 +34,7 @@ import (
 	"github.com/chancery-project/chancery/ca"
 	"github.com/chancery-project/chancery/ca/audit"
 	"github.com/chancery-project/chancery/csr"
+	"github.com/chancery-project/chancery/csr/admission"
 	"github.com/chancery-project/chancery/csr/client"
 	"github.com/chancery-project/chancery/csr/kube"
 	"github.com/chancery-project/chancery/trust"
@@ -64,6 +65,7 @@ type world struct {
 	logPath               string
 	addr                  string
 	tokenFile, serverRoot string
+	base                  csr.Config // of the server
 }
 
 func newWorld(t testing.TB, changes ...func(*csr.Config)) *world {
@@ -89,19 +91,32 @@ func newWorld(t testing.TB, changes ...func(*csr.Config)) *world {
 	for _, f := range changes {
 		f(&c)
 	}
+	w.base = c
+	w.addr, _ = w.serve("127.0.0.1:0")
+	return w
+}
+
+// serve starts one more server of the same authority, and returns where it is and what stops it.
+func (w *world) serve(listen string, changes ...func(*csr.Config)) (addr string, stop func()) {
+	w.t.Helper()
+	c := w.base
+	c.Metrics = csr.NewMetrics(prometheus.NewRegistry())
+	for _, f := range changes {
+		f(&c)
+	}
 	s := csr.NewServer(must(csr.NewService(c)), w.own.Load)
-	l := must(net.Listen("tcp", "127.0.0.1:0"))
-	w.addr = l.Addr().String()
+	l := must(net.Listen("tcp", listen))
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error)
 	go func() { done <- s.Run(ctx, l) }()
-	t.Cleanup(func() {
+	stop = sync.OnceFunc(func() {
 		cancel()
 		if err := <-done; err != nil {
-			t.Error(err)
+			w.t.Error(err)
 		}
 	})
-	return w
+	w.t.Cleanup(stop)
+	return l.Addr().String(), stop
 }
 
 func (w *world) authority() *ca.Created {
@@ -134,7 +149,7 @@ func (w *world) write(path string, data []byte) {
 }
 
 func (w *world) config() client.Config {
-	return client.Config{Server: w.addr, Domain: td, ID: web, Roots: client.RootsFile(w.serverRoot), Token: client.TokenFile(w.tokenFile)}
+	return client.Config{Servers: []string{w.addr}, Domain: td, ID: web, Roots: client.RootsFile(w.serverRoot), Token: client.TokenFile(w.tokenFile)}
 }
 
 // token makes a real token of foo/web.
@@ -388,7 +403,7 @@ func TestRootsOfTheLastAnswerCount(t *testing.T) {
 
 func TestRefusals(t *testing.T) {
 	w := newWorld(t, func(c *csr.Config) {
-		c.Admission = csr.AdmissionConfig{PerIdentity: csr.Rate{PerSecond: 0.01, Burst: 1}}
+		c.Admission = admission.Config{PerIdentity: admission.Rate{PerSecond: 0.01, Burst: 1}}
 	})
 	other := w.config()
 	other.ID = must(trust.WorkloadID(td, "foo", "db"))
@@ -417,7 +432,7 @@ func TestServerThatIsNotThere(t *testing.T) {
 	w := newWorld(t)
 	l := must(net.Listen("tcp", "127.0.0.1:0"))
 	cfg := w.config()
-	cfg.Server = l.Addr().String()
+	cfg.Servers = []string{l.Addr().String()}
 	l.Close()
 	_, err := issue(t, client.New(cfg))
 	if _, refused := errors.AsType[*client.Refused](err); err == nil || refused || !strings.Contains(err.Error(), "connection refused") {
@@ -504,7 +519,7 @@ func TestAnswersThatAreWrong(t *testing.T) {
 			go s.Serve(l)
 			defer s.Stop()
 			cfg := w.config()
-			cfg.Server, cfg.Cluster = l.Addr().String(), "west"
+			cfg.Servers, cfg.Cluster = []string{l.Addr().String()}, "west"
 			c := client.New(cfg)
 			_, err := issue(t, c)
 			if err == nil || !strings.Contains(err.Error(), tc.want) {

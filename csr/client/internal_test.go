@@ -42,7 +42,7 @@ func TestPacing(t *testing.T) {
 		}
 		step("long down", down, 0, 30*time.Second, 90*time.Second, true)
 		step("ended after long", down, time.Hour, 250*time.Millisecond, 750*time.Millisecond, true)
-		step("refused", refused.Err(), 0, 20*time.Second, 22*time.Second, true)
+		step("refused", refusedBy(refused.Err()), 0, 20*time.Second, 22*time.Second, true)
 		step("an older server", unknown, 0, 5*time.Minute, 15*time.Minute, true)
 		step("still", unknown, 0, 5*time.Minute, 15*time.Minute, false)
 		step("down again", down, time.Hour, 250*time.Millisecond, 750*time.Millisecond, true)

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 
+	"google.golang.org/grpc"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/chancery-project/chancery/api/chanceryv1"
@@ -27,18 +28,21 @@ func (p *Parent) Sign(ctx context.Context, csr []byte) ([]*x509.Certificate, err
 	if c.config.Token == nil {
 		return nil, errors.New("no token to come with")
 	}
-	ctx, conn, err := c.connect(ctx)
-	if err != nil {
-		return nil, err
-	}
-	defer conn.Close()
 	req := &chanceryv1.SignIssuerRequest{Csr: csr}
 	if c.config.TTL > 0 {
 		req.Lifetime = durationpb.New(c.config.TTL)
 	}
-	resp, err := chanceryv1.NewIssuersClient(conn).SignIssuer(ctx, req)
+	var resp *chanceryv1.SignIssuerResponse
+	err := c.ask(ctx, func(ctx context.Context, conn *grpc.ClientConn, t turn) (err error) {
+		ctx, cancel := t.answer(ctx)
+		defer cancel()
+		if resp, err = chanceryv1.NewIssuersClient(conn).SignIssuer(ctx, req); err != nil {
+			return refusedBy(err)
+		}
+		return nil
+	})
 	if err != nil {
-		return nil, refusedBy(err)
+		return nil, err
 	}
 	chain, err := parseAll(resp.GetChain())
 	if err != nil {

@@ -95,7 +95,7 @@ func TestParentContract(t *testing.T) {
 		roots := filepath.Join(t.TempDir(), "roots.pem")
 		(&world{t: t}).write(roots, trust.EncodeCertificates(p.World.Root.Cert))
 		return client.NewParent(client.Config{
-			Server: addr, Domain: p.World.Domain, Roots: client.RootsFile(roots), Cluster: "east", TTL: parenttest.Lifetime,
+			Servers: []string{addr}, Domain: p.World.Domain, Roots: client.RootsFile(roots), Cluster: "east", TTL: parenttest.Lifetime,
 			Token: func(context.Context) (string, error) { return bearer, nil },
 		})
 	}})

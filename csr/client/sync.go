@@ -31,6 +31,8 @@ const (
 	steady = 10 * time.Second
 	// withoutSync is how long Sync leaves a server alone that does not know it.
 	withoutSync = 10 * time.Minute
+	// moveSpread bounds the pause before the next stream where the connection ended with a GOAWAY.
+	moveSpread = 5 * time.Second
 	// firstUpdate bounds the wait for the first update of a stream, which comes at once.
 	firstUpdate = 30 * time.Second
 
@@ -42,6 +44,7 @@ const (
 
 	maxServed  = 1000
 	maxUpdate  = trust.MaxCRLBytes + 1<<20
+	maxMark    = 64   // bytes of a document mark's MAC
 	maxRefusal = 1024 // bytes of a reason that the server is told
 )
 
@@ -69,7 +72,9 @@ func (c *Client) Sync(ctx context.Context, s SyncConfig) error {
 		}
 		wait, say := p.after(err, time.Since(began))
 		if say != "" {
-			c.config.Logger.Warn(say, "server", c.config.Server, "reason", refusedBy(err).Error(), "retry_in", wait.Round(time.Millisecond).String())
+			c.config.Logger.Warn(say, "server", strings.Join(c.config.Servers, ","), "reason", err.Error(), "retry_in", wait.Round(time.Millisecond).String())
+		} else {
+			c.config.Logger.Debug("the stream ended as it should; opening another one", "reason", err.Error(), "retry_in", wait.Round(time.Millisecond).String())
 		}
 		select {
 		case <-ctx.Done():
@@ -85,7 +90,8 @@ type pacing struct {
 	told    bool // that the server does not know Sync
 }
 
-// after returns how long to wait after a stream that has lived for a while, and what to say; nothing if it was said.
+// after returns how long to wait after a stream that has lived for a while, and what to say; nothing if it was said, or if
+// the server sent the agent on its way, as it does before it stops and with each stream that has grown old.
 func (p *pacing) after(err error, lived time.Duration) (wait time.Duration, say string) {
 	if status.Code(err) == codes.Unimplemented { // an older server: that is no trouble, and no news the second time
 		if !p.told {
@@ -99,64 +105,103 @@ func (p *pacing) after(err error, lived time.Duration) (wait time.Duration, say 
 		p.backoff = firstBackoff
 	}
 	wait = jitter(p.backoff)
-	if r, ok := errors.AsType[*Refused](refusedBy(err)); ok && r.After > 0 {
+	r, refused := errors.AsType[*Refused](err)
+	if refused && r.After > 0 {
 		wait += min(r.After, maxBackoff)
 	}
 	p.backoff = min(2*p.backoff, maxBackoff)
+	switch {
+	case refused && r.Reason == reasonMove:
+		return wait, ""
+	case toldToGo(err): // nobody said when to come, and all may be told at once
+		return wait + mrand.N(moveSpread), ""
+	}
 	return wait, "not in touch with the server; the last good roots and CRLs stay"
 }
 
 // jitter spreads a fleet whose server came back: from a half to one and a half.
 func jitter(d time.Duration) time.Duration { return d/2 + mrand.N(d) }
 
-// syncOnce opens one stream, with the credentials of this moment, and follows it to its end.
+// syncOnce opens one stream, with the credentials of this moment, and follows it to its end. Another server is tried only
+// while there is no stream that has brought anything.
 func (c *Client) syncOnce(ctx context.Context, s SyncConfig) error {
+	return c.ask(ctx, func(ctx context.Context, conn *grpc.ClientConn, t turn) error {
+		began, err := c.follow(ctx, conn, s, t)
+		if began {
+			return &over{err}
+		}
+		return err
+	})
+}
+
+// follow opens one stream and follows it to its end. It began once an update has come.
+func (c *Client) follow(ctx context.Context, conn *grpc.ClientConn, s SyncConfig, t turn) (began bool, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	ctx, conn, err := c.connect(ctx)
-	if err != nil {
-		return err
-	}
-	defer conn.Close()
 	known, opened := c.seen(), time.Now()
 	stream, err := chanceryv1.NewIssuanceClient(conn).Sync(ctx, grpc.MaxCallRecvMsgSize(maxUpdate))
 	if err != nil {
-		return err
+		return false, refusedBy(err)
 	}
 	updates, ended := receive(ctx, stream)
-	silence := time.NewTimer(firstUpdate)
+	patience := firstUpdate
+	if !t.last {
+		patience = answerTime
+	}
+	silence := time.NewTimer(patience)
 	defer silence.Stop()
 	again := time.NewTicker(reportEvery)
 	defer again.Stop()
-	connected, first := c.config.Metrics.connected, true
+	connected := c.config.Metrics.connected
 	state := new(chanceryv1.SyncRequest)
 	var sent *chanceryv1.SyncRequest
 	for {
 		served, changed := s.Served()
-		state.Served, state.NotEnforcing = servedOf(served), s.notEnforcing()
+		state.Served, state.NotEnforcing, state.DocumentMark = servedOf(served), s.notEnforcing(), c.highest()
 		if sent == nil || !proto.Equal(sent, state) {
 			if err := stream.Send(state); err != nil {
-				return drain(updates, ended) // what Send returns does not say why
+				return began, refusedBy(drain(updates, ended)) // what Send returns does not say why
 			}
 			sent = proto.CloneOf(state)
 		}
 		select {
 		case u := <-updates:
-			if first {
-				first = false
+			if !began {
+				began = true
 				silence.Stop()
 				connected.Inc()
 				defer connected.Dec()
 			}
 			c.seeCheckpoints(u.GetCheckpoints(), known)
+			c.seeMark(u.GetDocumentMark())
 			c.take(u, s.Apply, state, opened)
 		case <-changed:
 		case <-again.C:
 		case err := <-ended:
-			return err
+			return began, refusedBy(err)
 		case <-silence.C:
-			return fmt.Errorf("the server has said nothing for %s", firstUpdate)
+			return began, fmt.Errorf("%w for %s", errSilent, patience)
 		}
+	}
+}
+
+// highest returns the highest mark that any server has sent; nil before the first.
+func (c *Client) highest() *chanceryv1.DocumentMark {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.mark
+}
+
+// seeMark keeps a server's mark if it is the highest so far, for servers that are told of it later (decision D9). What it
+// says of the version is all that is understood here.
+func (c *Client) seeMark(m *chanceryv1.DocumentMark) {
+	if len(m.GetMac()) > maxMark {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if m.GetVersion() > c.mark.GetVersion() {
+		c.mark = &chanceryv1.DocumentMark{Version: m.GetVersion(), Mac: m.GetMac()}
 	}
 }
 

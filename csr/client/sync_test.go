@@ -205,7 +205,7 @@ func TestSync(t *testing.T) {
 	w := newWorld(t)
 	s, addr := w.newSyncing()
 	c := w.config()
-	c.Server, c.Cluster = addr, "west"
+	c.Servers, c.Cluster = []string{addr}, "west"
 	a := w.startSync(c)
 	st := s.next(t)
 	md, _ := metadata.FromIncomingContext(st.Context())
@@ -272,7 +272,7 @@ func TestSyncRefusesAsAWhole(t *testing.T) {
 	other := w.authority()
 	s, addr := w.newSyncing()
 	c := w.config()
-	c.Server = addr
+	c.Servers = []string{addr}
 	a := w.startSync(c)
 	st := s.next(t)
 	st.request()
@@ -329,7 +329,7 @@ func TestSyncComesBack(t *testing.T) {
 	s, addr := w.newSyncing()
 	own := w.identity(web)
 	c := w.config()
-	c.Server, c.Current = addr, func() *trust.Identity { return own }
+	c.Servers, c.Current = []string{addr}, func() *trust.Identity { return own }
 	w.startSync(c, own)
 	st := s.next(t)
 	st.request()
@@ -363,7 +363,7 @@ func TestD13AgentMovesToAServerThatIsBehind(t *testing.T) {
 	w := newWorld(t)
 	s, addr := w.newSyncing()
 	c := w.config()
-	c.Server = addr
+	c.Servers = []string{addr}
 	a := w.startSync(c)
 	st := s.next(t)
 	st.request()
@@ -399,7 +399,7 @@ func TestSyncRefusesARevokedServer(t *testing.T) {
 	w := newWorld(t)
 	s, addr := w.newSyncing()
 	c := w.config()
-	c.Server = addr
+	c.Servers = []string{addr}
 	a := w.startSync(c)
 	st := s.next(t)
 	st.request()
@@ -421,7 +421,7 @@ func TestServerWithoutSync(t *testing.T) {
 	go g.Serve(l)
 	t.Cleanup(g.Stop)
 	c := w.config()
-	c.Server = l.Addr().String()
+	c.Servers = []string{l.Addr().String()}
 	a := w.startSync(c)
 	for start := time.Now(); !strings.Contains(a.log.String(), "does not know Sync"); time.Sleep(5 * time.Millisecond) {
 		if time.Since(start) > 20*time.Second {
@@ -458,7 +458,7 @@ func TestD21CheckpointsAreHeldAgainstTheLast(t *testing.T) {
 	w := newWorld(t)
 	s, addr := w.newSyncing()
 	c := w.config()
-	c.Server = addr
+	c.Servers = []string{addr}
 	a := w.startSync(c)
 	st := s.next(t)
 	st.request()
@@ -543,7 +543,7 @@ func TestD21CheckpointsOfIssue(t *testing.T) {
 	go g.Serve(l)
 	t.Cleanup(g.Stop)
 	c := w.config()
-	c.Server = l.Addr().String()
+	c.Servers = []string{l.Addr().String()}
 	asking := client.New(c)
 	if _, _, err := asking.Issue(t.Context(), newKey()); err != nil {
 		t.Fatal(err)

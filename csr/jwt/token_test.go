@@ -27,6 +27,10 @@ func TestVerifyAlgorithms(t *testing.T) {
 			t.Errorf("%s: %v", alg, err)
 			continue
 		}
+		if got.Ends.Before(time.Now()) {
+			t.Errorf("%s: the token is said to end at %s", alg, got.Ends)
+		}
+		got.Ends = time.Time{}
 		want := csr.Caller{
 			Namespace: "foo", ServiceAccount: "web", PodName: "web-0", PodUID: "uid-0", Node: "node-1",
 			CredentialID: "JTI=6c3b4d7e-0000-4000-8000-000000000001",

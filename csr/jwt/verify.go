@@ -151,7 +151,9 @@ func (v *Verifier) Verify(ctx context.Context, token string, now time.Time) (csr
 	if err := v.checkTimes(t, now); err != nil {
 		return csr.Caller{}, err
 	}
-	return t.caller, nil
+	caller := t.caller
+	caller.Ends = t.expires
+	return caller, nil
 }
 
 // verdict is what is known of a token whose signature verified, or that its issuer vouched for. It is immutable.

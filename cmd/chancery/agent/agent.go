@@ -43,7 +43,7 @@ func serve(ctx context.Context, s *Settings, logger *slog.Logger) error {
 	var server *sds.Server
 	keeper := NewKeeper(KeeperConfig{
 		Client: client.Config{
-			Server: s.Server, Domain: s.id.Domain(), Roots: client.RootsFile(s.ServerRoots), Token: client.TokenFile(s.TokenFile),
+			Servers: s.Addresses(), Domain: s.id.Domain(), Roots: client.RootsFile(s.ServerRoots), Token: client.TokenFile(s.TokenFile),
 			Cluster: s.Cluster, ID: s.id, TTL: s.ttl, Metrics: client.NewMetrics(registry),
 		},
 		Logger: logger, Observe: CountRenewals(registry), NotEnforcing: func() []string { return NotEnforcing(server.Streams()) },

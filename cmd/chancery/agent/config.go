@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -14,10 +15,16 @@ import (
 // DefaultSocket is where agents serve.
 const DefaultSocket = "/run/chancery/agent.sock"
 
+const maxServers = 16 // named in a config
+
 // Config is the file of `chancery agent -c FILE`. Relative paths count from the file's folder.
 type Config struct {
-	// Server is the gRPC address of the server, host:port. Required.
-	Server string `json:"server"`
+	// Server is the gRPC address of the server, host:port. If the name has several addresses, each is a server. Required,
+	// unless Servers is set.
+	Server string `json:"server,omitempty"`
+	// Servers lists the gRPC addresses of several servers with one state, host:port each, at most 16, instead of Server. Each
+	// call and each stream goes to one of them, drawn at random, and to the next one if that fails.
+	Servers []string `json:"servers,omitempty"`
 	// ServerRoots is a PEM file with the roots that vouch for the server, such as the roots.pem of `authority init`. It is
 	// read again for each connection. Required. Who can write it can pose as the server.
 	ServerRoots string `json:"serverRoots"`
@@ -96,12 +103,26 @@ func parseConfig(data []byte, file string) (*Settings, error) {
 	return s, nil
 }
 
+// Addresses returns where the servers are, host:port each.
+func (s *Settings) Addresses() []string {
+	if s.Server != "" {
+		return []string{s.Server}
+	}
+	return s.Servers
+}
+
 // wrong names the file of what is wrong in it.
 func (s *Settings) wrong(err error) error { return fmt.Errorf("config %s: %w", s.file, err) }
 
 func (s *Settings) checkPresent() error {
+	if s.Server != "" && len(s.Servers) > 0 {
+		return errors.New("server and servers are both set; put all of them into servers")
+	}
+	if n := len(s.Servers); n > maxServers {
+		return fmt.Errorf("servers lists %d; at most %d can be named, or one name that has many addresses", n, maxServers)
+	}
 	for _, f := range []struct{ name, value, like string }{
-		{"server", s.Server, "give the server's host:port"},
+		{"server", strings.Join(s.Addresses(), ""), "give the server's host:port"},
 		{"serverRoots", s.ServerRoots, "name the roots.pem that `chancery authority init` wrote"},
 		{"tokenFile", s.TokenFile, "name the file of the service-account token"},
 		{"identity", s.Identity, "give a SPIFFE ID like spiffe://cluster.local/ns/NS/sa/SA"},
@@ -121,8 +142,18 @@ func (s *Settings) checkPresent() error {
 }
 
 func (s *Settings) parse() (err error) {
-	if err := process.CheckAddress("server", s.Server); err != nil {
-		return err
+	if s.Server != "" {
+		if err := process.CheckAddress("server", s.Server); err != nil {
+			return err
+		}
+	}
+	for i, addr := range s.Servers {
+		if err := process.CheckAddress(fmt.Sprintf("servers[%d]", i), addr); err != nil {
+			return err
+		}
+		if slices.Contains(s.Servers[:i], addr) {
+			return fmt.Errorf("servers[%d]: %s occurs twice; name each server once", i, addr)
+		}
 	}
 	if err := process.CheckAddress("metrics", s.Metrics); err != nil {
 		return err

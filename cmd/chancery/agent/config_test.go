@@ -79,6 +79,16 @@ addrFile: addr
 	if s.Socket != filepath.Join(dir, "agent.sock") || s.AddrFile != filepath.Join(dir, "addr") || s.ttl != 10*time.Minute || !s.allowed(54321) {
 		t.Errorf("got %+v", s)
 	}
+	if got := s.Addresses(); !reflect.DeepEqual(got, []string{"127.0.0.1:8443"}) {
+		t.Errorf("servers are %v", got)
+	}
+	several, _, err := load(t, strings.Replace(minimal, "server: 127.0.0.1:8443", "servers: [a:8443, b.example.org:8443]", 1))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := several.Addresses(); !reflect.DeepEqual(got, []string{"a:8443", "b.example.org:8443"}) {
+		t.Errorf("servers are %v", got)
+	}
 	if ids := s.naming["foo/api"]; len(ids) != 2 || ids[1].String() != "spiffe://cluster.local/ns/foo/sa/api2" {
 		t.Errorf("naming is %v", s.naming)
 	}
@@ -92,6 +102,12 @@ func TestConfigErrors(t *testing.T) {
 		{"tokenFile: token", "", "tokenFile is missing", "service-account token"},
 		{"identity: spiffe://cluster.local/ns/foo/sa/web", "", "identity is missing", "spiffe://"},
 		{"127.0.0.1:8443", "localhost", "server: ", "host:port"},
+		{"server: 127.0.0.1:8443", "servers: [a:1, b]", "servers[1]: ", "host:port"},
+		{"server: 127.0.0.1:8443", "servers: [a:1, b:1, a:1]", "servers[2]: a:1 occurs twice", "once"},
+		{"server: 127.0.0.1:8443", "servers: ['', a:1]", "servers[0]: ", "host:port"},
+		{"server: 127.0.0.1:8443", "servers: []", "server is missing", "host:port"},
+		{"server: 127.0.0.1:8443", "servers: [a:1,a:2,a:3,a:4,a:5,a:6,a:7,a:8,a:9,a:10,a:11,a:12,a:13,a:14,a:15,a:16,a:17]", "servers lists 17", "at most 16"},
+		{"tokenFile", "servers: [a:1]\ntokenFile", "server and servers are both set", "servers"},
 		{"tokenFile", "metrics: 1\ntokenFile", "metrics should be text", "quotes"},
 		{"tokenFile", "addrFile: token\ntokenFile", "addrFile, which is written, and tokenFile", "each needs its own"},
 		{"tokenFile", "metrics: here\ntokenFile", "metrics: ", "host:port"},

@@ -156,7 +156,7 @@ func (d *dev) serve(ctx context.Context, s *server.Server, settings *server.Sett
 		return d.agent(ctx, s, settings, newUsers(usersConfig{
 			tokens: tokens, onChange: d.sayRenewed, logger: d.logger, observe: agent.CountRenewals(s.Registry()),
 			client: client.Config{
-				Server: listen.String(), Roots: rootsOf(s), Cluster: clusterName, TTL: d.flags.ttl, Metrics: client.NewMetrics(s.Registry()),
+				Servers: []string{listen.String()}, Roots: rootsOf(s), Cluster: clusterName, TTL: d.flags.ttl, Metrics: client.NewMetrics(s.Registry()),
 			},
 		}), begun)
 	})

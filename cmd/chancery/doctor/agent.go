@@ -61,7 +61,7 @@ type agentExam struct {
 
 // examineAgent goes through all checks of an agent.
 func examineAgent(ctx context.Context, s *agent.Settings, offline bool) *status.Report {
-	e := &agentExam{exam: exam{offline: offline, now: time.Now()}, agent: s, facts: agentFacts{Identity: s.Identity, Server: s.Server, SVIDs: []svidFacts{}}}
+	e := &agentExam{exam: exam{offline: offline, now: time.Now()}, agent: s, facts: agentFacts{Identity: s.Identity, Server: strings.Join(s.Addresses(), ","), SVIDs: []svidFacts{}}}
 	var err error
 	if e.id, err = trust.ParseID(s.Identity); err != nil { // the config was checked
 		e.unchecked("identity", err)
@@ -156,7 +156,8 @@ func judgeToken(subject string, c *claims, id trust.ID, now time.Time) (all []ch
 	return all
 }
 
-// checkServer looks whether the server proves to be the one that the agent would talk to.
+// checkServer looks whether the servers prove to be those that the agent would talk to. One of several that cannot be reached
+// is a warning: the agent asks another.
 func (e *agentExam) checkServer(ctx context.Context) {
 	roots, err := client.RootsFile(e.agent.ServerRoots)()
 	subject := "roots " + e.agent.ServerRoots
@@ -172,13 +173,31 @@ func (e *agentExam) checkServer(ctx context.Context) {
 		e.found("roots.unusable", checkup.Critical, subject, "cannot be used: %v", err)
 		return
 	}
+	unreachable := map[string]string{} // by address, why
+	all := e.agent.Addresses()
+	for _, addr := range all {
+		if why := e.tryServer(ctx, addr, bundle); why != "" {
+			unreachable[addr] = why
+		}
+	}
+	for _, addr := range all {
+		switch why := unreachable[addr]; {
+		case why == "":
+		case len(unreachable) < len(all):
+			e.found("server.unreachable", checkup.Warning, "server "+addr, "%s; the agent asks another one", why)
+		default:
+			e.found("server.unreachable", checkup.Critical, "server "+addr, "%s", why)
+		}
+	}
+}
+
+// tryServer connects to one server. It returns why that cannot be reached, and notes what else is wrong with it.
+func (e *agentExam) tryServer(ctx context.Context, addr string, bundle *trust.Bundle) (unreachable string) {
 	ctx, cancel := context.WithTimeout(ctx, agentTimeout)
 	defer cancel()
-	subject = "server " + e.agent.Server
-	conn, err := new(net.Dialer).DialContext(ctx, "tcp", e.agent.Server)
+	conn, err := new(net.Dialer).DialContext(ctx, "tcp", addr)
 	if err != nil {
-		e.found("server.unreachable", checkup.Critical, subject, "cannot be reached: %v", err)
-		return
+		return fmt.Sprintf("cannot be reached: %v", err)
 	}
 	defer conn.Close()
 	want := trust.SystemID(e.id.Domain(), "server")
@@ -186,10 +205,11 @@ func (e *agentExam) checkServer(ctx context.Context) {
 	config.NextProtos = []string{"h2"}
 	switch err := tls.Client(conn, config).HandshakeContext(ctx); {
 	case ctx.Err() != nil:
-		e.found("server.unreachable", checkup.Critical, subject, "has not answered within %s", agentTimeout)
+		return fmt.Sprintf("has not answered within %s", agentTimeout)
 	case err != nil:
-		e.found("server.unverified", checkup.Critical, subject, "does not prove to be %s: %v", want, err)
+		e.found("server.unverified", checkup.Critical, "server "+addr, "does not prove to be %s: %v", want, err)
 	}
+	return ""
 }
 
 // checkSocket asks the agent, if it runs, for the identity that it gives this user.

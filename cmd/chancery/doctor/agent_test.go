@@ -2,6 +2,7 @@ package doctor
 
 import (
 	"encoding/base64"
+	"net"
 	"os"
 	"slices"
 	"strings"
@@ -113,6 +114,19 @@ files: [nowhere]
 	}
 	want("nothing there", look(false), "critical token.unusable", "critical server.unreachable", "critical agent.down", "warning file.unreadable")
 	p.must(os.Mkdir(p.path("nowhere"), 0o700))
+	l, err := net.Listen("tcp", "127.0.0.1:0") // no server of ours
+	p.must(err)
+	defer l.Close()
+	go func() {
+		for conn, err := l.Accept(); err == nil; conn, err = l.Accept() {
+			conn.Close()
+		}
+	}()
+	single, err := os.ReadFile(p.path("agent.yaml"))
+	p.must(err)
+	p.write("agent.yaml", strings.Replace(string(single), "server: 127.0.0.1:1", "servers: [127.0.0.1:1, "+l.Addr().String()+"]", 1), 0o600)
+	want("one of two servers answers, but is none", look(true), "critical token.unusable", "critical server.unverified", "warning server.unreachable")
+	p.write("agent.yaml", string(single), 0o600)
 	p.write("token", jwt(`{"sub":"system:serviceaccount:foo:web","exp":99999999999}`)+"\n", 0o600)
 	want("a token", look(true), "critical server.unreachable")
 	p.must(os.Chmod(p.path("socket"), 0o777))

@@ -5,6 +5,7 @@ import (
 	"github.com/chancery-project/chancery/cmd/chancery/process"
 	"github.com/chancery-project/chancery/cmd/chancery/server/admission"
 	"github.com/chancery-project/chancery/cmd/chancery/server/clusters"
+	"github.com/chancery-project/chancery/cmd/chancery/server/connections"
 	"github.com/chancery-project/chancery/cmd/chancery/server/keystore"
 	"github.com/chancery-project/chancery/cmd/chancery/server/lifetimes"
 	"github.com/chancery-project/chancery/cmd/chancery/server/parents"
@@ -50,6 +51,8 @@ type Config struct {
 	Clusters []clusters.Config `json:"clusters"`
 	// Admission bounds the load. All fields have defaults.
 	Admission admission.Config `json:"admission,omitzero"`
+	// Connections says when connections end. All fields have defaults.
+	Connections connections.Config `json:"connections,omitzero"`
 }
 
 // IssuerConfig names the folder of a plugged-in issuer; exactly one field is set. Who can write it is the CA.

@@ -11,7 +11,10 @@ import (
 	"time"
 
 	"github.com/chancery-project/chancery/ca"
+	"github.com/chancery-project/chancery/cmd/chancery/server/connections"
 	"github.com/chancery-project/chancery/csr"
+	"github.com/chancery-project/chancery/csr/admission"
+	"github.com/chancery-project/chancery/csr/agents"
 )
 
 const minimal = `
@@ -59,10 +62,12 @@ func TestDocumentedDefaults(t *testing.T) {
 		{"lifetimes.issuer", s.lifetimes.Issuer, 168 * time.Hour},
 		{"profile.maxTTL", s.profile.MaxTTL(), 24 * time.Hour},
 		{"profile.defaultTTL", ca.DefaultTTL, time.Hour},
-		{"admission", s.admission, csr.AdmissionConfig{}}, // csr takes its defaults:
-		{"admission.maxInFlight", csr.DefaultMaxInFlight, 128},
-		{"admission.maxQueue", csr.DefaultMaxQueue, 10000},
-		{"admission.maxWait", csr.DefaultMaxWait, 5 * time.Second},
+		{"connections", s.connections, connections.Times{}}, // csr takes its default:
+		{"connections.maxAge", agents.DefaultMaxAge, 30 * time.Minute},
+		{"admission", s.admission, admission.Config{}}, // likewise:
+		{"admission.maxInFlight", admission.DefaultMaxInFlight, 128},
+		{"admission.maxQueue", admission.DefaultMaxQueue, 10000},
+		{"admission.maxWait", admission.DefaultMaxWait, 5 * time.Second},
 	} {
 		if !reflect.DeepEqual(c.got, c.want) {
 			t.Errorf("%s is %v; documented is %v", c.name, c.got, c.want)
@@ -92,6 +97,7 @@ clusters:
   maxRenewalAge: 2h
 - {name: b, issuer: https://b, audiences: [x], inCluster: true, tokenReview: always}
 admission: {maxInFlight: 1, maxQueue: 2, maxWait: 3s, perIdentity: {perSecond: 4}, perNode: {perSecond: 5, burst: 6}, global: {perSecond: 0.5}}
+connections: {maxAge: 10m, drainDelay: 5s}
 `), "/c/server.yaml")
 	if err != nil {
 		t.Fatal(err)
@@ -108,9 +114,12 @@ admission: {maxInFlight: 1, maxQueue: 2, maxWait: 3s, perIdentity: {perSecond: 4
 	if s.State.SealingKey != "/c/key" || s.AddrFile != "/c/addr" || s.Clusters[0].Kubeconfig != "/c/kc" {
 		t.Errorf("paths are %+v", s.Config)
 	}
-	want := csr.AdmissionConfig{
+	want := admission.Config{
 		MaxInFlight: 1, MaxQueue: 2, MaxWait: 3 * time.Second,
-		PerIdentity: csr.Rate{PerSecond: 4}, PerNode: csr.Rate{PerSecond: 5, Burst: 6}, Global: csr.Rate{PerSecond: 0.5},
+		PerIdentity: admission.Rate{PerSecond: 4}, PerNode: admission.Rate{PerSecond: 5, Burst: 6}, Global: admission.Rate{PerSecond: 0.5},
+	}
+	if want := (connections.Times{MaxAge: 10 * time.Minute, DrainDelay: 5 * time.Second}); s.connections != want {
+		t.Errorf("connections are %+v, want %+v", s.connections, want)
 	}
 	if s.admission != want {
 		t.Errorf("admission is %+v, want %+v", s.admission, want)
@@ -160,6 +169,7 @@ func TestConfigErrors(t *testing.T) {
 		{"state:", "profile: {maxTTL: 1d}\nstate:", "profile", "like 90s"},
 		{"state:", "profile: {keyTypes: [dsa]}\nstate:", "profile", "keyTypes"},
 		{"state:", "admission: {maxWait: soon}\nstate:", "admission.maxWait", "like 90s"},
+		{"state:", "connections: {maxAge: 1s}\nstate:", "connections.maxAge", "from 1m0s"},
 		{"state:", "admission: {maxQueue: -1}\nstate:", "admission", "not be negative"},
 		{"state:", "admission: {perNode: {burst: 3}}\nstate:", "admission.perNode", "above 0"},
 		{"state:", "admission: {global: {perSecond: -3}}\nstate:", "admission.global", "above 0"},

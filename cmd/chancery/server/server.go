@@ -101,6 +101,7 @@ func Open(ctx context.Context, settings *Settings, logger *slog.Logger) (_ *Serv
 		Domain: settings.domain, Issuer: s.authority.Issuer, Profile: settings.profile, Clusters: byName, Admission: settings.admission,
 		Log: s.log, Sampler: s.sampler, Logger: logger, Metrics: s.requests,
 		Revocations: s.desk.Revoked, Agents: s.desk.Agents(), Checkpoints: s.desk.Checkpoints,
+		MaxConnectionAge: settings.connections.MaxAge, DrainDelay: settings.connections.DrainDelay,
 	})
 	if err != nil {
 		return nil, err
@@ -275,6 +276,14 @@ func (s *Server) ready() error {
 	return s.log.Err()
 }
 
+// wanted returns nil if the server can work and should get requests: not so once it is told to stop, though it serves on.
+func (s *Server) wanted() error {
+	if s.grpc.Stopping() {
+		return errors.New("the server is stopping")
+	}
+	return s.ready()
+}
+
 // Listen opens the two addresses and the admin socket, so that one in use is an error before anything runs.
 func (s *Server) Listen() (listen, metrics net.Addr, err error) {
 	if s.listener, err = process.Listen("listen", s.settings.Listen); err != nil {
@@ -289,10 +298,15 @@ func (s *Server) Listen() (listen, metrics net.Addr, err error) {
 	return s.listener.Addr(), s.metrics.Addr(), nil
 }
 
-// Run serves until ctx ends, on what Listen opened. Started, if not nil, is called once the server is ready for the
-// first time.
-func (s *Server) Run(ctx context.Context, started func()) error {
-	g, ctx := errgroup.WithContext(ctx)
+// Run serves until it is told to stop by the end of a context, on what Listen opened. Started, if not nil, is called once the server is ready for the
+// first time. What requests need goes on until the last one has been answered, and /readyz says meanwhile that it is over.
+func (s *Server) Run(told context.Context, started func()) error {
+	rest, answered := context.WithCancel(context.WithoutCancel(told))
+	defer answered()
+	g, ctx := errgroup.WithContext(rest)
+	serving, stop := context.WithCancel(ctx) // until told to stop, or until something else fails
+	defer stop()
+	defer context.AfterFunc(told, stop)()
 	g.Go(func() error { return s.authority.Run(ctx) })
 	g.Go(func() error { return s.board.Run(ctx) })
 	g.Go(func() error { return s.replicas.Run(ctx) })
@@ -316,14 +330,17 @@ func (s *Server) Run(ctx context.Context, started func()) error {
 	for _, c := range s.clusters {
 		g.Go(func() error { return c.Run(ctx) })
 	}
-	g.Go(func() error { return process.HTTP{Metrics: s.registry, Ready: s.ready}.Run(ctx, s.metrics) })
+	g.Go(func() error { return process.HTTP{Metrics: s.registry, Ready: s.wanted}.Run(ctx, s.metrics) })
 	g.Go(func() error {
 		return adminsocket.Serve(ctx, s.admin, adminService{Desk: *s.desk, authority: s.authority, log: s.log, report: s.report, replicas: s.replicas, export: s.exportState})
 	})
 	g.Go(func() error { return s.reopenLog(ctx) })
 	go s.retryLog(ctx) // not waited for: a write to a disk that hangs does not end
-	g.Go(func() error { return s.watchReady(ctx, started) })
-	g.Go(func() error { return s.grpc.Run(ctx, s.listener) })
+	g.Go(func() error { return s.watchReady(serving, started) })
+	g.Go(func() error {
+		defer answered()
+		return s.grpc.Run(serving, s.listener)
+	})
 	return g.Wait()
 }
 

@@ -12,12 +12,13 @@ import (
 	"github.com/chancery-project/chancery/cmd/chancery/process"
 	"github.com/chancery-project/chancery/cmd/chancery/server/admission"
 	"github.com/chancery-project/chancery/cmd/chancery/server/clusters"
+	"github.com/chancery-project/chancery/cmd/chancery/server/connections"
 	"github.com/chancery-project/chancery/cmd/chancery/server/keystore"
 	"github.com/chancery-project/chancery/cmd/chancery/server/lifetimes"
 	"github.com/chancery-project/chancery/cmd/chancery/server/names"
 	"github.com/chancery-project/chancery/cmd/chancery/server/parents"
 	"github.com/chancery-project/chancery/cmd/chancery/server/stores"
-	"github.com/chancery-project/chancery/csr"
+	queue "github.com/chancery-project/chancery/csr/admission"
 	"github.com/chancery-project/chancery/csr/issuers"
 	"github.com/chancery-project/chancery/trust"
 )
@@ -25,18 +26,19 @@ import (
 // Settings are a config file that was read and checked: defaults are set, paths absolute, values parsed.
 type Settings struct {
 	Config
-	file      string
-	domain    trust.Domain
-	profile   *ca.Profile
-	keys      *keystore.Place
-	lifetimes *lifetimes.Lifetimes
-	parent    *parents.Place // nil without one
-	grants    map[trust.ID]issuers.Grant
-	admission csr.AdmissionConfig
-	dns       []string // with ips, what the server's certificate names
-	ips       []netip.Addr
-	clusters  *clusters.Clusters
-	place     *stores.Place // where the state lies
+	file        string
+	domain      trust.Domain
+	profile     *ca.Profile
+	keys        *keystore.Place
+	lifetimes   *lifetimes.Lifetimes
+	parent      *parents.Place // nil without one
+	grants      map[trust.ID]issuers.Grant
+	admission   queue.Config
+	connections connections.Times
+	dns         []string // with ips, what the server's certificate names
+	ips         []netip.Addr
+	clusters    *clusters.Clusters
+	place       *stores.Place // where the state lies
 }
 
 // Load reads a config file.
@@ -94,6 +96,9 @@ func (s *Settings) parse() (err error) {
 		return err
 	}
 	if s.admission, err = admission.Parse(s.Admission); err != nil {
+		return err
+	}
+	if s.connections, err = connections.Parse(s.Connections); err != nil {
 		return err
 	}
 	if s.clusters, err = clusters.Parse(s.Clusters); err != nil {

@@ -8,7 +8,7 @@ import (
 	"fmt"
 
 	"github.com/chancery-project/chancery/cmd/chancery/process"
-	"github.com/chancery-project/chancery/csr"
+	"github.com/chancery-project/chancery/csr/admission"
 )
 
 // Config bounds the load. Concurrency and waiting are always bounded; rates apply only where they are set.
@@ -36,24 +36,24 @@ type RateConfig struct {
 }
 
 // Parse checks a config.
-func Parse(c Config) (csr.AdmissionConfig, error) {
+func Parse(c Config) (admission.Config, error) {
 	wait, err := process.Duration("admission.maxWait", c.MaxWait)
 	if err != nil {
-		return csr.AdmissionConfig{}, err
+		return admission.Config{}, err
 	}
 	if c.MaxInFlight < 0 || c.MaxQueue < 0 {
-		return csr.AdmissionConfig{}, errors.New("admission: maxInFlight and maxQueue should not be negative; 0 or absent means the default")
+		return admission.Config{}, errors.New("admission: maxInFlight and maxQueue should not be negative; 0 or absent means the default")
 	}
 	for _, r := range []struct {
 		name string
 		rate RateConfig
 	}{{"perIdentity", c.PerIdentity}, {"perNode", c.PerNode}, {"global", c.Global}} {
 		if r.rate != (RateConfig{}) && (r.rate.PerSecond <= 0 || r.rate.Burst < 0) {
-			return csr.AdmissionConfig{}, fmt.Errorf("admission.%s: perSecond should be above 0, and burst not negative; leave %[1]s out for no bound", r.name)
+			return admission.Config{}, fmt.Errorf("admission.%s: perSecond should be above 0, and burst not negative; leave %[1]s out for no bound", r.name)
 		}
 	}
-	return csr.AdmissionConfig{
+	return admission.Config{
 		MaxInFlight: c.MaxInFlight, MaxQueue: c.MaxQueue, MaxWait: wait,
-		PerIdentity: csr.Rate(c.PerIdentity), PerNode: csr.Rate(c.PerNode), Global: csr.Rate(c.Global),
+		PerIdentity: admission.Rate(c.PerIdentity), PerNode: admission.Rate(c.PerNode), Global: admission.Rate(c.Global),
 	}, nil
 }

@@ -95,7 +95,7 @@ func (p *Place) open(e Env) (renewal.Parent, error) {
 		return parentfiles.New(cfg), nil
 	case "chancery":
 		return client.NewParent(client.Config{
-			Server: c.Chancery.Server, Domain: e.Domain, Roots: client.RootsFile(c.Chancery.ServerRoots),
+			Servers: []string{c.Chancery.Server}, Domain: e.Domain, Roots: client.RootsFile(c.Chancery.ServerRoots),
 			Token: client.TokenFile(c.Chancery.TokenFile), Cluster: c.Chancery.Cluster, TTL: p.lifetime,
 		}), nil
 	case "certManager":

@@ -1,4 +1,4 @@
-package csr
+package admission
 
 import (
 	"context"
@@ -11,34 +11,25 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
-
-	"google.golang.org/grpc/codes"
 )
 
-// state returns the counters and the number of waiters that are really in the queue.
-func (a *admission) state() (inFlight, queued, waiting int) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	for ids := range a.turns.All() {
-		for range ids.All() {
-			waiting++
-		}
-	}
-	return a.inFlight, a.queued, waiting
+// acquire asks for a slot, as somebody without an SVID.
+func (a *Admission) acquire(ctx context.Context, node, identity string) error {
+	return a.Acquire(ctx, Request{Node: node, Identity: identity})
 }
 
-func wantState(t testing.TB, a *admission, inFlight, waiting int) {
+func wantState(t testing.TB, a *Admission, inFlight, waiting int) {
 	t.Helper()
-	if i, q, w := a.state(); i != inFlight || q != waiting || w != waiting {
+	if i, q, w := a.State(); i != inFlight || q != waiting || w != waiting {
 		t.Errorf("in flight %d, queued %d, in the queue %d; want %d, %d, %d", i, q, w, inFlight, waiting, waiting)
 	}
 }
 
 // wantIdle checks that nothing is left, in memory neither.
-func wantIdle(t testing.TB, a *admission) {
+func wantIdle(t testing.TB, a *Admission) {
 	t.Helper()
 	wantState(t, a, 0, 0)
-	if n := a.turns.Keys(); n != 0 {
+	if n := a.waiting.Nodes(); n != 0 {
 		t.Errorf("%d nodes are left in the queue", n)
 	}
 }
@@ -46,7 +37,7 @@ func wantIdle(t testing.TB, a *admission) {
 // arrivals lets callers in one after the other, and tells in which order they were admitted.
 type arrivals struct {
 	t     *testing.T
-	a     *admission
+	a     *Admission
 	mu    sync.Mutex
 	order []string
 }
@@ -68,7 +59,7 @@ func (r *arrivals) add(node, identity, name string) {
 // drain releases slots until the queue is empty, and gives back the one that was taken first.
 func (r *arrivals) drain(n int) []string {
 	for range n + 1 {
-		r.a.release()
+		r.a.Release()
 		synctest.Wait()
 	}
 	return r.order
@@ -76,7 +67,7 @@ func (r *arrivals) drain(n int) []string {
 
 func TestD19DefaultsBoundConcurrencyAndSetNoRates(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		a := newAdmission(AdmissionConfig{})
+		a := New(Config{})
 		c := a.config
 		if c.MaxInFlight != DefaultMaxInFlight || c.MaxQueue != DefaultMaxQueue || c.MaxWait != DefaultMaxWait {
 			t.Errorf("defaults are %+v", c)
@@ -85,7 +76,7 @@ func TestD19DefaultsBoundConcurrencyAndSetNoRates(t *testing.T) {
 			if d := a.acquire(t.Context(), "node-1", "web"); d != nil {
 				t.Fatal(d)
 			}
-			a.release()
+			a.Release()
 		}
 		for range DefaultMaxInFlight {
 			if d := a.acquire(t.Context(), "node-1", "web"); d != nil {
@@ -101,7 +92,7 @@ func TestD19DefaultsBoundConcurrencyAndSetNoRates(t *testing.T) {
 
 func TestD19InFlightIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		a := newAdmission(AdmissionConfig{MaxInFlight: 3, MaxWait: time.Hour})
+		a := New(Config{MaxInFlight: 3, MaxWait: time.Hour})
 		var now, most atomic.Int32
 		for i := range 50 {
 			go func() {
@@ -112,7 +103,7 @@ func TestD19InFlightIsBounded(t *testing.T) {
 				most.Store(max(most.Load(), now.Add(1)))
 				time.Sleep(time.Second)
 				now.Add(-1)
-				a.release()
+				a.Release()
 			}()
 		}
 		synctest.Wait()
@@ -129,7 +120,7 @@ func TestD19InFlightIsBounded(t *testing.T) {
 
 func TestD19WaitAndQueueAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		a := newAdmission(AdmissionConfig{MaxInFlight: 1, MaxQueue: 2, MaxWait: 3 * time.Second})
+		a := New(Config{MaxInFlight: 1, MaxQueue: 2, MaxWait: 3 * time.Second})
 		if d := a.acquire(t.Context(), "node-1", "holder"); d != nil {
 			t.Fatal(d)
 		}
@@ -138,7 +129,7 @@ func TestD19WaitAndQueueAreBounded(t *testing.T) {
 			wg.Go(func() {
 				begun := time.Now()
 				d := a.acquire(t.Context(), "node-1", fmt.Sprint("web-", i))
-				wantBusy(t, d, 3*time.Second)
+				wantBusy(t, d, 1500*time.Millisecond, 13500*time.Millisecond)
 				if took := time.Since(begun); took != 3*time.Second {
 					t.Errorf("waited %s, want 3 s", took)
 				}
@@ -146,21 +137,23 @@ func TestD19WaitAndQueueAreBounded(t *testing.T) {
 		}
 		synctest.Wait()
 		begun := time.Now()
-		wantBusy(t, a.acquire(t.Context(), "node-2", "third"), 3*time.Second) // the queue is full
+		wantBusy(t, a.acquire(t.Context(), "node-2", "third"), 4500*time.Millisecond, 13500*time.Millisecond) // the queue is full
 		if took := time.Since(begun); took != 0 {
 			t.Errorf("the third waited %s", took)
 		}
 		wg.Wait()
 		wantState(t, a, 1, 0)
-		a.release()
+		a.Release()
 		wantIdle(t, a)
 	})
 }
 
-func wantBusy(t testing.TB, d *Denial, retry time.Duration) {
+// wantBusy checks for a refusal that says to come again after a wait from least to most.
+func wantBusy(t testing.TB, err error, least, most time.Duration) {
 	t.Helper()
-	if d == nil || d.Code != codes.ResourceExhausted || d.Reason != ReasonBusy || d.RetryAfter != retry {
-		t.Errorf("got %+v, want ResourceExhausted %s after %s", d, ReasonBusy, retry)
+	b, ok := err.(*Busy)
+	if !ok || b.RetryAfter < least || b.RetryAfter > most {
+		t.Errorf("got %+v, want to be told to come again in %s to %s", err, least, most)
 	}
 }
 
@@ -168,30 +161,30 @@ func TestD19CallersThatGiveUp(t *testing.T) {
 	for _, tc := range []struct {
 		name string
 		ctx  func(context.Context) (context.Context, context.CancelFunc)
-		want codes.Code
+		want error
 	}{
 		{"cancelled", func(ctx context.Context) (context.Context, context.CancelFunc) {
 			ctx, cancel := context.WithCancel(ctx)
 			time.AfterFunc(time.Second, cancel)
 			return ctx, cancel
-		}, codes.Canceled},
+		}, context.Canceled},
 		{"deadline", func(ctx context.Context) (context.Context, context.CancelFunc) {
 			return context.WithTimeout(ctx, time.Second)
-		}, codes.DeadlineExceeded},
+		}, context.DeadlineExceeded},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				a := newAdmission(AdmissionConfig{MaxInFlight: 1})
+				a := New(Config{MaxInFlight: 1})
 				a.acquire(t.Context(), "node-1", "holder")
 				ctx, cancel := tc.ctx(t.Context())
 				defer cancel()
 				for range 2 { // the second time the caller is gone from the start
-					if d := a.acquire(ctx, "node-1", "web"); d == nil || d.Code != tc.want || d.Reason != ReasonBusy {
+					if d := a.acquire(ctx, "node-1", "web"); d != tc.want {
 						t.Errorf("got %+v, want %s", d, tc.want)
 					}
 				}
 				wantState(t, a, 1, 0)
-				a.release()
+				a.Release()
 				if d := a.acquire(ctx, "node-1", "web"); d == nil {
 					t.Error("a caller that is gone got a free slot")
 				}
@@ -205,7 +198,7 @@ func TestD19CallersThatGiveUp(t *testing.T) {
 // behind, or the queue's bound would not bound memory.
 func TestD19WaitersThatGiveUpLeaveTheQueue(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		a := newAdmission(AdmissionConfig{MaxInFlight: 1, MaxQueue: 50, MaxWait: time.Second})
+		a := New(Config{MaxInFlight: 1, MaxQueue: 50, MaxWait: time.Second})
 		a.acquire(t.Context(), "node-1", "holder")
 		for round := range 20 {
 			for i := range 50 {
@@ -216,10 +209,10 @@ func TestD19WaitersThatGiveUpLeaveTheQueue(t *testing.T) {
 			time.Sleep(2 * time.Second)
 			wantState(t, a, 1, 0)
 		}
-		if n := a.turns.Keys(); n != 0 {
+		if n := a.waiting.Nodes(); n != 0 {
 			t.Errorf("%d nodes are left", n)
 		}
-		a.release()
+		a.Release()
 		wantIdle(t, a)
 	})
 }
@@ -239,7 +232,7 @@ func TestD19TurnsUnderContention(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				a := newAdmission(AdmissionConfig{MaxInFlight: 1, MaxWait: time.Hour})
+				a := New(Config{MaxInFlight: 1, MaxWait: time.Hour})
 				a.acquire(t.Context(), "holder", "holder")
 				r := &arrivals{t: t, a: a}
 				in := strings.Fields(tc.in)
@@ -258,7 +251,7 @@ func TestD19TurnsUnderContention(t *testing.T) {
 
 func TestD19NoisyNodeDoesNotDelayOthers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		a := newAdmission(AdmissionConfig{MaxInFlight: 1, MaxWait: time.Hour})
+		a := New(Config{MaxInFlight: 1, MaxWait: time.Hour})
 		a.acquire(t.Context(), "holder", "holder")
 		r := &arrivals{t: t, a: a}
 		for i := range 1000 {
@@ -277,37 +270,25 @@ func TestD19NoisyNodeDoesNotDelayOthers(t *testing.T) {
 	})
 }
 
-// Nodes of two clusters may have one name; what is noisy in one must not count against the other.
-func TestD19NodesOfTwoClustersAreNotOne(t *testing.T) {
-	one := caller{Caller: Caller{Cluster: "one", Node: "worker"}}
-	two := caller{Caller: Caller{Cluster: "two", Node: "worker"}}
-	if one.place() == two.place() {
-		t.Errorf("both are %q", one.place())
-	}
-	if unknown := (caller{Caller: Caller{Cluster: "one"}}); unknown.place() != "" {
-		t.Errorf("a caller without a node is on %q", unknown.place())
-	}
-}
-
 func TestD19Rates(t *testing.T) {
 	one := Rate{PerSecond: 0.5, Burst: 2}
 	for _, tc := range []struct {
 		name   string
-		config AdmissionConfig
+		config Config
 		other  [2]string // node and identity that are not touched by the limit of node-1 and web
 		limit  string    // what the detail names; the same for the other caller if it is touched, too
 	}{
-		{"identity", AdmissionConfig{PerIdentity: one}, [2]string{"node-1", "db"}, "identity web"},
-		{"node", AdmissionConfig{PerNode: one}, [2]string{"node-2", "web"}, "node node-1"},
-		{"global", AdmissionConfig{Global: one}, [2]string{}, "the server"},
+		{"identity", Config{PerIdentity: one}, [2]string{"node-1", "db"}, "identity web"},
+		{"node", Config{PerNode: one}, [2]string{"node-2", "web"}, "node node-1"},
+		{"global", Config{Global: one}, [2]string{}, "the server"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				a := newAdmission(tc.config)
-				try := func(node, identity string) *Denial {
+				a := New(tc.config)
+				try := func(node, identity string) error {
 					d := a.acquire(t.Context(), node, identity)
 					if d == nil {
-						a.release()
+						a.Release()
 					}
 					return d
 				}
@@ -318,13 +299,13 @@ func TestD19Rates(t *testing.T) {
 				}
 				for range 10 { // refusals do not use the rate up further
 					d := try("node-1", "web")
-					wantBusy(t, d, 2*time.Second)
-					if d != nil && !strings.Contains(d.Detail, tc.limit) {
-						t.Errorf("detail %q does not name %q", d.Detail, tc.limit)
+					wantBusy(t, d, 2*time.Second, 2*time.Second)
+					if d != nil && !strings.Contains(d.Error(), tc.limit) {
+						t.Errorf("detail %q does not name %q", d, tc.limit)
 					}
 				}
 				if tc.other[0] == "" {
-					wantBusy(t, try("node-2", "db"), 2*time.Second)
+					wantBusy(t, try("node-2", "db"), 2*time.Second, 2*time.Second)
 				} else if d := try(tc.other[0], tc.other[1]); d != nil {
 					t.Errorf("another caller was refused: %v", d)
 				}
@@ -342,21 +323,21 @@ func TestD19Rates(t *testing.T) {
 func TestD19RefusalsThatCrossDoNotSinkTheRate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := Rate{PerSecond: 1}.limiter()
-		limited(l, "test")
+		limited(l, "test", "")
 		var wg sync.WaitGroup
 		for range 32 {
 			wg.Go(func() {
 				for range 500 {
-					limited(l, "test")
+					limited(l, "test", "")
 				}
 			})
 		}
 		wg.Wait()
-		if d := limited(l, "test"); d == nil || d.RetryAfter > time.Second {
+		if d := limited(l, "test", ""); d == nil || d.RetryAfter > time.Second {
 			t.Errorf("after the flood: %+v, want a wait of at most 1 s", d)
 		}
 		time.Sleep(time.Second)
-		if d := limited(l, "test"); d != nil {
+		if d := limited(l, "test", ""); d != nil {
 			t.Errorf("one period later: %v", d)
 		}
 	})
@@ -366,8 +347,8 @@ func TestD19RateSaysAWaitThatMakesSense(t *testing.T) {
 	for _, r := range []Rate{{PerSecond: 1e-12}, {PerSecond: 1e8, Burst: 1}, {PerSecond: 0.1, Burst: 1}} {
 		synctest.Test(t, func(t *testing.T) {
 			l := r.limiter()
-			limited(l, "test")
-			if d := limited(l, "test"); d == nil || d.RetryAfter <= 0 || d.RetryAfter > time.Hour {
+			limited(l, "test", "")
+			if d := limited(l, "test", ""); d == nil || d.RetryAfter <= 0 || d.RetryAfter > time.Hour {
 				t.Errorf("%v a second: %+v", r.PerSecond, d)
 			}
 		})
@@ -405,7 +386,7 @@ func TestD19NoSlotIsLostWhateverCallersDo(t *testing.T) {
 func randomCallers(t *testing.T, seed uint64) {
 	rnd := rand.New(rand.NewPCG(seed, 1))
 	slots := 1 + rnd.IntN(4)
-	a := newAdmission(AdmissionConfig{MaxInFlight: slots, MaxQueue: 40, MaxWait: 20 * time.Millisecond})
+	a := New(Config{MaxInFlight: slots, MaxQueue: 40, MaxWait: 20 * time.Millisecond})
 	var now, admitted atomic.Int32
 	var wg sync.WaitGroup
 	for range 300 {
@@ -425,7 +406,7 @@ func randomCallers(t *testing.T, seed uint64) {
 			}
 			time.Sleep(works)
 			now.Add(-1)
-			a.release()
+			a.Release()
 		})
 	}
 	wg.Wait() // synctest fails the test if anybody is stuck
@@ -433,4 +414,124 @@ func randomCallers(t *testing.T, seed uint64) {
 	if admitted.Load() == 0 {
 		t.Error("nobody was admitted")
 	}
+}
+
+// addEnding lets a caller wait who shows an SVID with some life left, 0 for none.
+func (r *arrivals) addEnding(node, identity, name string, left time.Duration) {
+	var ends time.Time
+	if left != 0 {
+		ends = time.Now().Add(left)
+	}
+	go func() {
+		if err := r.a.Acquire(r.t.Context(), Request{Node: node, Identity: identity, Ends: ends}); err != nil {
+			r.t.Errorf("%s: %v", name, err)
+			return
+		}
+		r.mu.Lock()
+		r.order = append(r.order, name)
+		r.mu.Unlock()
+	}()
+	synctest.Wait()
+}
+
+// Each on a node of its own: the SVIDs that end soon first, then those who have none or an ended one, then the rest.
+func TestD19WhatEndsFirstComesFirst(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := New(Config{MaxInFlight: 1, MaxWait: time.Hour})
+		a.acquire(t.Context(), "holder", "holder")
+		r := &arrivals{t: t, a: a}
+		for i, c := range []struct {
+			name string
+			left time.Duration
+		}{
+			{"hour", time.Hour}, {"new", 0}, {"soon", 10 * time.Second}, {"ended", -time.Minute}, {"minute", time.Minute}, {"now", time.Second}, {"new2", 0},
+		} {
+			r.addEnding(fmt.Sprint("node-", i), "x", c.name, c.left)
+		}
+		time.Sleep(30 * time.Second)                        // who has waited has not more time than before
+		r.addEnding("node-8", "x", "later", 29*time.Second) // 59 s after the first
+		r.addEnding("node-9", "x", "new3", 0)               // due 45 s after the first
+		if got, want := strings.Join(r.drain(9), " "), "now soon new ended new2 new3 later minute hour"; got != want {
+			t.Errorf("admitted in the order %s, want %s", got, want)
+		}
+		wantIdle(t, a)
+	})
+}
+
+// Those who show no certificate come before one with an hour left, but not again and again: a flood of them, from one node or
+// as many identities without a node, delays him by a turn of each.
+func TestD19NobodyWithoutACertificateStarvesOthers(t *testing.T) {
+	for _, tc := range []struct {
+		name string
+		node func(i int) (node, identity string)
+		most int // that come before
+	}{
+		{"one node", func(i int) (string, string) { return "noisy", fmt.Sprint("x", i) }, 1},
+		{"twenty identities", func(i int) (string, string) { return "", fmt.Sprint("x", i) }, 20},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				a := New(Config{MaxInFlight: 1, MaxWait: time.Hour})
+				a.acquire(t.Context(), "holder", "holder")
+				var ended atomic.Bool
+				count, before := 0, 0
+				for i := range 20 {
+					for range 2 { // so that there is always one that waits
+						go func() {
+							for !ended.Load() {
+								node, identity := tc.node(i)
+								if err := a.acquire(t.Context(), node, identity); err != nil {
+									t.Error(err)
+									return
+								}
+								count++ // one at a time has the slot
+								a.Release()
+							}
+						}()
+					}
+				}
+				synctest.Wait()
+				served := make(chan struct{})
+				go func() {
+					if err := a.Acquire(t.Context(), Request{Node: "quiet", Identity: "web", Ends: time.Now().Add(time.Hour)}); err != nil {
+						t.Error(err)
+					}
+					before = count
+					ended.Store(true)
+					close(served)
+					a.Release()
+				}()
+				synctest.Wait()
+				a.Release()
+				<-served
+				if before > tc.most {
+					t.Errorf("%d came before; want %d at most", before, tc.most)
+				}
+				synctest.Wait()
+				wantIdle(t, a)
+			})
+		})
+	}
+}
+
+// Refusals say to come again at different times, and later the longer the queue is.
+func TestD19RefusalsSpreadThoseWhoComeAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		mean := func(queued int) (mean, least, most time.Duration) {
+			a := New(Config{MaxWait: 10 * time.Second, MaxQueue: 1000})
+			a.queued, least = queued, time.Hour
+			for range 1000 {
+				d := a.busy("").RetryAfter
+				mean, least, most = mean+d/1000, min(least, d), max(most, d)
+			}
+			return mean, least, most
+		}
+		short, least, most := mean(10)
+		if least < 5*time.Second || most > 16*time.Second || most-least < 8*time.Second {
+			t.Errorf("with a short queue from %s to %s", least, most)
+		}
+		if full, _, most := mean(1000); full < 2*short || most > 45*time.Second {
+			t.Errorf("a full queue says %s on average and %s at most; a short one %s", full, most, short)
+		}
+	})
 }

@@ -1,0 +1,46 @@
+package rotate
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+)
+
+func TestPause(t *testing.T) {
+	down := errors.New("down")
+	busy := func(d time.Duration) error { return fmt.Errorf("asking: %w", askedToWait{d}) }
+	for _, tc := range []struct {
+		name          string
+		err           error
+		backoff, left time.Duration
+		least, most   time.Duration
+	}{
+		{"first failure", down, firstBackoff, time.Hour, 400 * time.Millisecond, 600 * time.Millisecond},
+		{"long down", down, maxBackoff, time.Hour, 48 * time.Second, 72 * time.Second},
+		{"no SVID", down, maxBackoff, 0, 48 * time.Second, 72 * time.Second},
+		{"an ended SVID", down, maxBackoff, -time.Minute, 48 * time.Second, 72 * time.Second},
+		{"the SVID ends in a minute", down, maxBackoff, time.Minute, 15 * time.Second, 15 * time.Second},
+		{"the SVID ends now", down, maxBackoff, 100 * time.Millisecond, time.Second, time.Second},
+		{"never longer than else", down, firstBackoff, 100 * time.Millisecond, 400 * time.Millisecond, 600 * time.Millisecond},
+		{"asked to wait, no SVID", busy(5 * time.Second), firstBackoff, 0, 5 * time.Second, 6 * time.Second},
+		{"asked to wait, half an hour left", busy(5 * time.Second), firstBackoff, 30 * time.Minute, 36 * time.Second, 43200 * time.Millisecond},
+		{"asked to wait, a day left", busy(5 * time.Second), firstBackoff, 24 * time.Hour, time.Minute, 72 * time.Second},
+		{"asked to wait, three minutes left", busy(5 * time.Second), firstBackoff, 3 * time.Minute, 5 * time.Second, 6 * time.Second},
+		{"asked to wait, little left", busy(5 * time.Second), firstBackoff, 8 * time.Second, 2 * time.Second, 2 * time.Second},
+		{"asked to wait for an hour", busy(time.Hour), firstBackoff, time.Hour, time.Minute, 72 * time.Second},
+		{"asked for less than the backoff", busy(time.Millisecond), maxBackoff, 0, time.Minute, 72 * time.Second},
+	} {
+		seen := map[time.Duration]bool{}
+		for range 200 { // of random draws
+			wait := Pause(tc.err, tc.backoff, tc.left)
+			if wait < tc.least || wait > tc.most {
+				t.Fatalf("%s: waits %s, want %s to %s", tc.name, wait, tc.least, tc.most)
+			}
+			seen[wait] = true
+		}
+		if tc.most > tc.least && len(seen) < 100 {
+			t.Errorf("%s: only %d different waits: is the jitter gone?", tc.name, len(seen))
+		}
+	}
+}

@@ -23,7 +23,7 @@ func TestD9RestoredIsAboveAllThatWasSeen(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if first.Version != 1<<32 || first.State(td).Generation != 3+1<<16 || first.State(td).LastCRL() != (CRL{Number: 12 + 1<<32}) {
+	if first.Version != 1<<32 || first.State(td).Generation != 3+1<<16 || first.State(td).LastCRL().Number != 12+1<<32 {
 		t.Errorf("%+v %+v", first, first.State(td))
 	}
 	if first.Imported == nil || first.Imported.Version != 7 || first.Imported.Actor != by.Actor {

@@ -202,7 +202,7 @@ func (f *serverFleet) survivesTheStore() {
 	for i, s := range f.servers {
 		Eventually(f.t, time.Minute, fmt.Sprintf("status of server %d tells of the store", i), func() error {
 			out, _, _ := Run(f.t, "", "status", "-c", s.Config)
-			if !strings.Contains(out, "state.stale") {
+			if !strings.Contains(out, ", FAILS: ") {
 				return errors.New(out)
 			}
 			return nil
@@ -219,7 +219,7 @@ func (f *serverFleet) survivesTheStore() {
 	f.store.restart()
 	for i, s := range f.servers {
 		Eventually(f.t, time.Minute, fmt.Sprintf("status of server %d is at peace with the store", i), func() error {
-			if out, _, _ := Run(f.t, "", "status", "-c", s.Config); strings.Contains(out, "state.stale") {
+			if out, _, _ := Run(f.t, "", "status", "-c", s.Config); strings.Contains(out, ", FAILS: ") {
 				return errors.New(out)
 			}
 			return nil

@@ -209,8 +209,11 @@ func TestD13PluggedInIssuerThatOneReplicaLacks(t *testing.T) {
 	f.config = func(name string, c *authority.Config) {
 		c.Plugged = &authority.Plugged{Dir: dirs[name], Layout: files.CACerts}
 	}
-	a, b := f.open("a"), f.open("b")
-	f.run()
+	a := f.open("a")
+	a.run()
+	wait(t, "a drives", a.keeper.Drives)
+	b := f.open("b")
+	b.run()
 	f.settled("start")
 	replug(t, dir, x509.KeyUsageCertSign|x509.KeyUsageCRLSign)
 	wait(t, "the driver prepares it", func() bool { return a.keeper.Document().Prepared(td) != nil || b.keeper.Document().Prepared(td) != nil })

@@ -238,7 +238,7 @@ func TestD19AFleetComesBack(t *testing.T) {
 	all := f.members(n)
 	spread := time.Duration(n) * time.Millisecond // they were in the pauses between tries
 	begun := time.Now()
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 8*time.Minute)
 	defer cancel()
 	var count atomic.Int64
 	var wg sync.WaitGroup

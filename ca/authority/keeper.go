@@ -375,9 +375,9 @@ func (a *Keeper) mindIssuer(ctx context.Context, now time.Time) {
 		err = a.activate(ctx, a.Drive, next.ID)
 	case i == nil && !over: // other replicas may sign with it; why this one cannot was logged
 		return
-	case next != nil && a.due(next, i, now):
+	case next != nil && (next.Wanted || a.due(next, i, now)):
 		if why := a.announce(ctx); why != nil && i.NotAfter().Sub(now) >= a.lead(i.Certificate()) { // there is time for another try
-			err = fmt.Errorf("the next one's CRL is not out: %w", why)
+			err = &waitsError{next.ID, why}
 			break
 		}
 		err = a.activate(ctx, a.Drive, next.ID)
@@ -395,8 +395,13 @@ func (a *Keeper) mindIssuer(ctx context.Context, now time.Time) {
 
 // tell logs what became of minding.
 func (a *Keeper) tell(err error, i *ca.Issuer, now time.Time) {
+	waits, isWaiting := errors.AsType[*waitsError](err)
 	switch {
 	case err == nil || errors.Is(err, replica.ErrNotDriver): // another one does it
+	case isWaiting && now.Sub(a.warned) < warnEvery:
+	case isWaiting:
+		a.warned = now
+		a.config.Logger.Warn("the next issuer waits", "reason", waits.Error())
 	case !errors.Is(err, errOffline) || i == nil:
 		a.config.Logger.Error("issuer not renewed; the old one stays in use", "reason", err.Error())
 	case now.Sub(a.warned) >= warnEvery:

@@ -145,7 +145,7 @@ type waitsError struct {
 
 // Error implements error.
 func (e *waitsError) Error() string {
-	return fmt.Sprintf("issuer %s is imported and prepared; it signs once every server and its agents have its CRL, or when the one in use is about to end: %v", e.id, e.why)
+	return fmt.Sprintf("issuer %s is prepared; it signs once every server and its agents have its CRL, or when the one in use is about to end: %v", e.id, e.why)
 }
 
 // Unwrap returns what it waits for.
@@ -184,7 +184,11 @@ func (a *Keeper) prepareImport(ctx context.Context, change changer, actor string
 		next.State(c.Domain).Requested = nil
 		if _, err := next.Active(c.Domain, KindIssuer); err == nil {
 			id = hex.EncodeToString(cert.SubjectKeyId)
-			return next.Prepare(c.Domain, requested.key, c.Sealer, cert, between...)
+			if err := next.Prepare(c.Domain, requested.key, c.Sealer, cert, between...); err != nil {
+				return err
+			}
+			next.Prepared(c.Domain).Wanted = true
+			return nil
 		}
 		id = ""
 		if err := next.Add(c.Domain, KindIssuer, requested.key, c.Sealer, cert, between...); err != nil {

@@ -588,7 +588,7 @@ func TestD4ImportWaitsForReplicas(t *testing.T) {
 				}
 				return
 			}
-			if !errors.Is(err, lacks) || !strings.Contains(err.Error(), "is imported and prepared") || a.issuer.Load().SKI() != first {
+			if !errors.Is(err, lacks) || !strings.Contains(err.Error(), "is prepared; it signs once") || a.issuer.Load().SKI() != first {
 				t.Errorf("it is used, or nobody is told that it waits: %v", err)
 			}
 			if err := a.ImportByDriver(t.Context(), "test", ask()); err != nil || a.issuer.Load().SKI() != first {

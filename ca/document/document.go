@@ -75,6 +75,7 @@ type Authority struct {
 	KeyRef      string         `json:"keyRef,omitempty"` // of a key in a key store; see keys.Store
 	Created     time.Time      `json:"created"`
 	Retired     *time.Time     `json:"retired,omitempty"` // when it stopped signing certificates
+	Wanted      bool           `json:"wanted,omitempty"`  // prepared, to sign as soon as everybody has its CRL: an admin or a parent brought it
 	CRL         []byte         `json:"crl,omitempty"`     // its last CRL, where no key to sign another may be at hand
 }
 

@@ -85,7 +85,7 @@ func (d *Document) Promote(td trust.Domain, id string) error {
 		return fmt.Errorf("issuer %s is not prepared any more", id)
 	}
 	up := *next
-	up.State = StateActive
+	up.State, up.Wanted = StateActive, false
 	if err := d.retire(td); err != nil {
 		return err
 	}

@@ -124,18 +124,27 @@ type secretHistory struct {
 
 func (w *secretHistory) start() {
 	w.t.Helper()
-	first, err := w.k.Client.CoreV1().Secrets(w.namespace).Get(w.t.Context(), w.name, metav1.GetOptions{})
+	ctx, cancel := context.WithCancel(context.Background())
+	at, err := w.now(ctx)
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	w.keep(first)
-	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
-	wg.Go(func() { w.follow(ctx, first.ResourceVersion) })
+	wg.Go(func() { w.follow(ctx, at) })
 	w.t.Cleanup(func() { cancel(); wg.Wait() })
 }
 
-// follow watches from where it was, also after the API server was away: etcd has what came in between.
+// now keeps the present document, and returns where to watch from.
+func (w *secretHistory) now(ctx context.Context) (at string, err error) {
+	s, err := w.k.Client.CoreV1().Secrets(w.namespace).Get(ctx, w.name, metav1.GetOptions{})
+	if err == nil {
+		w.keep(s)
+	}
+	return s.ResourceVersion, err
+}
+
+// follow watches. An API server that starts anew does not know what was before: then it goes on from the present document.
+// More than one that was missed shows as a hole in the history.
 func (w *secretHistory) follow(ctx context.Context, at string) {
 	for ctx.Err() == nil {
 		events, err := w.k.Client.CoreV1().Secrets(w.namespace).Watch(ctx, metav1.ListOptions{
@@ -148,7 +157,11 @@ func (w *secretHistory) follow(ctx context.Context, at string) {
 		for e := range events.ResultChan() {
 			s, ok := e.Object.(*corev1.Secret)
 			if !ok {
-				if err := apierrors.FromObject(e.Object); ctx.Err() == nil && !apierrors.IsInternalError(err) {
+				if err := apierrors.FromObject(e.Object); apierrors.IsResourceExpired(err) || apierrors.IsGone(err) {
+					if again, err := w.now(ctx); err == nil {
+						at = again
+					}
+				} else if ctx.Err() == nil && !apierrors.IsInternalError(err) {
 					w.t.Errorf("watching the document: %v", err)
 				}
 				break

@@ -18,6 +18,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -230,9 +231,9 @@ func (f *fleet) run(ctx context.Context, m *member, count *atomic.Int64) error {
 // who have least left, or nothing, come first; nobody loses an SVID to somebody who had more time; and nobody is refused over
 // and over.
 func TestD19AFleetComesBack(t *testing.T) {
-	n := 10_000
-	if testing.Short() {
-		n = 500
+	n := 500
+	if all := os.Getenv("FLEET_AGENTS"); all != "" { // 10000 wants two cores to itself
+		n = must(strconv.Atoi(all))
 	}
 	f := newFleet(t)
 	all := f.members(n)
@@ -240,22 +241,24 @@ func TestD19AFleetComesBack(t *testing.T) {
 	begun := time.Now()
 	ctx, cancel := context.WithTimeout(t.Context(), 8*time.Minute)
 	defer cancel()
-	var count atomic.Int64
+	var count, failed atomic.Int64
 	var wg sync.WaitGroup
 	for _, m := range all {
 		wait := mrand.N(spread)
 		wg.Go(func() {
 			time.Sleep(wait)
 			if err := f.run(ctx, m, &count); err != nil {
-				t.Errorf("%s: %v", m.id, err)
+				if failed.Add(1) <= 5 {
+					t.Errorf("%s: %v", m.id, err)
+				}
 			}
 		})
 	}
 	peak := f.watch()
 	wg.Wait()
 	heap := peak()
-	if t.Failed() {
-		return
+	if n := failed.Load(); n > 0 {
+		t.Fatalf("%d agents did not come back", n)
 	}
 	f.judge(all, n)
 	attempts, waits := 0, []time.Duration{}

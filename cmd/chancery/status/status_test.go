@@ -92,6 +92,15 @@ func TestEveryFieldOfAnAnswerArrives(t *testing.T) {
 			Off: []string{"no key"}, Stale: []string{"lacks 3"}, Error: "z", Failing: at(time.Hour), Ends: at(-time.Hour), Revocations: 4, Certificates: 5, Agents: 7, Acknowledged: 6,
 			Published: at(2 * time.Hour),
 		},
+		Store: &chanceryv1.GetStatusResponse_Store{
+			Kind: "postgres", Place: "db", Replica: "ca-1", Confirmed: at(time.Minute), Error: "refused", Changed: at(time.Hour), Driver: "ca-2", Imported: at(24 * time.Hour), ImportedBy: "Alice\x1b[2J",
+			Replicas: []*chanceryv1.Replica{
+				{Name: "ca-1", LogId: 1 << 24, LogKey: "k", Own: true, Acknowledged: 7, LogSize: 12, Format: 2},
+				{Name: "ca-2", LogId: 1 << 25, Drives: true, Seen: at(time.Minute), Acknowledged: 6, LogSize: -1},
+				{Name: "ca-3", LogId: 1 << 26, LogSize: -1, DeclaredDead: at(time.Hour)},
+				{Name: "ca-4", LogId: 1 << 27, LogSize: -1, Trouble: "changed"},
+			},
+		},
 		Clusters: []*chanceryv1.GetStatusResponse_Cluster{{Name: "east", WasReady: true}, {Name: "west", NotReady: "no keys"}},
 	})
 	if err != nil {
@@ -107,10 +116,17 @@ func TestEveryFieldOfAnAnswerArrives(t *testing.T) {
 		"renewed by: import", "key of issuer a, token: signs, in 2ms, checked 1 min 0 s ago", "root b, token: DOES NOT SIGN: gone", "issuer c, : not checked yet",
 		"issued 1 in the last minute, 2 in the last hour, 3 since", "refused 10 in the last minute, 25 in", "  BUSY: 10 in", "audit log /a, 5 kB, FAILS: full",
 		"issuance log /l, 9 entries, last checkpoint over 8, made 1 min 0 s ago, FAILS: x, FAILS: y", "revocations 4, of 5 certificates, there are no CRLs, FAILS: z", "agents 7, 6 of them have", "cluster east ready", "cluster west NOT READY",
+		"store postgres, db, confirmed 1 min 0 s ago, FAILS: refused", "restored from an export 1 d 0 h ago, by Alice\uFFFD[2J",
+		"replica ca-1, log 16777216 of 12 entries, this server, works by version 7\n", "replica ca-2, log 33554432, seen 1 min 0 s ago, works by version 6, renews issuers\n",
+		"replica ca-3, log 67108864, never seen, declared dead 1 h 0 min ago\n", "replica ca-4, log 134217728, never seen, CANNOT BE USED: changed\n",
 	} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("it does not print %q:\n%s", want, out.String())
 		}
+	}
+	if st := s.Store; st.Kind != "postgres" || st.Replica != "ca-1" || st.Driver != "ca-2" || !st.Changed.Equal(now.Add(-time.Hour)) || st.Replicas[0].LogKey != "k" ||
+		st.Replicas[0].Format != 2 || *st.Replicas[0].LogSize != 12 || st.Replicas[1].LogSize != nil {
+		t.Errorf("store: %+v", st)
 	}
 	if c := s.CRLs; c.Off[0] != "no key" || c.Stale[0] != "lacks 3" || !c.Failing.Equal(now.Add(-time.Hour)) || !c.Ends.Equal(now.Add(time.Hour)) || !c.Published.Equal(now.Add(-2*time.Hour)) {
 		t.Errorf("CRLs: %+v", c)

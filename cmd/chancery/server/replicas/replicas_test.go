@@ -1,0 +1,49 @@
+package replicas
+
+import (
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/chancery-project/chancery/ca/authority"
+	"github.com/chancery-project/chancery/ca/board"
+	"github.com/chancery-project/chancery/ca/document"
+	"github.com/chancery-project/chancery/ca/issuelog"
+)
+
+// TestList: what the document lists, with what each told by its log, whatever name it bore.
+func TestList(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "log")
+	if _, err := issuelog.Create(dir, "cluster.local/chancery/log/16777217"); err != nil {
+		t.Fatal(err)
+	}
+	l, err := issuelog.Open(issuelog.Config{Dir: dir})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	now := time.Now().UTC()
+	dead := now.Add(-time.Hour)
+	doc := document.New()
+	doc.Driver = &document.Driver{Replica: "ca-2", Term: 3}
+	doc.Logs = []authority.LogState{
+		{ID: 1<<24 + 2, Replica: "ca-2"}, {ID: 1<<24 + 1, Replica: "ca-1", Key: l.PublicKey()}, {ID: 1<<24 + 3, Replica: "ca-2", DeclaredDead: &dead},
+	}
+	all := List(doc, "ca-1", []board.Note{
+		{Replica: "ca-1", LogID: 1<<24 + 1, Seen: now, Acknowledged: 9, Format: 2, Checkpoint: l.Checkpoint()},
+		{Replica: "ca-2.16777219", LogID: 1<<24 + 3, Seen: dead, Acknowledged: 4, Checkpoint: "nonsense"},
+		{Replica: "stranger", LogID: 1<<24 + 9, Seen: now},
+	}, map[string]string{"ca-2": "it was changed"})
+	if len(all) != 3 || all[0].GetName() != "ca-1" || all[1].GetLogId() != 1<<24+2 || all[2].GetLogId() != 1<<24+3 {
+		t.Fatalf("%v", all)
+	}
+	if r := all[0]; !r.GetOwn() || r.GetDrives() || r.GetAcknowledged() != 9 || r.GetFormat() != 2 || r.GetLogSize() != 0 || r.GetLogKey() != l.PublicKey() || !r.GetSeen().AsTime().Equal(now) || r.GetTrouble() != "" {
+		t.Errorf("own: %v", r)
+	}
+	if r := all[1]; r.GetOwn() || !r.GetDrives() || r.GetSeen() != nil || r.GetAcknowledged() != 0 || r.GetLogSize() != -1 || r.GetTrouble() != "it was changed" || r.GetDeclaredDead() != nil {
+		t.Errorf("one that told nothing: %v", r)
+	}
+	if r := all[2]; r.GetDrives() || r.GetOwn() || r.GetAcknowledged() != 4 || r.GetLogSize() != -1 || !r.GetDeclaredDead().AsTime().Equal(dead) || r.GetTrouble() != "" {
+		t.Errorf("a dead one: %v", r)
+	}
+}

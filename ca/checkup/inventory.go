@@ -25,7 +25,7 @@ type Inventory struct {
 func Take(d *authority.Document, td trust.Domain, chain, roots []*x509.Certificate, plugged bool, now time.Time) (*Inventory, error) {
 	inv := &Inventory{RenewedBy: RenewedByServer, Stores: map[string]string{}, Document: Document{Version: d.Version, Logs: []Log{}}}
 	for _, l := range d.Logs {
-		inv.Document.Logs = append(inv.Document.Logs, Log{l.ID, l.Key})
+		inv.Document.Logs = append(inv.Document.Logs, Log{l.ID, l.Key, l.Replica, l.DeclaredDead != nil})
 	}
 	known := map[string]bool{}
 	add := func(kind, state string, inUse bool, c *x509.Certificate) {

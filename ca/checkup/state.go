@@ -52,8 +52,10 @@ type Document struct {
 
 // Log is a log that the document lists.
 type Log struct {
-	ID  uint32 `json:"id"`
-	Key string `json:"key,omitempty"`
+	ID      uint32 `json:"id"`
+	Key     string `json:"key,omitempty"`
+	Replica string `json:"-"` // whose it is, where the document was read; see Store for a server that runs
+	Dead    bool   `json:"-"`
 }
 
 // Store is how a server stands to its store, and to others on it.

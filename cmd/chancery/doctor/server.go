@@ -12,6 +12,8 @@ import (
 
 	"github.com/chancery-project/chancery/ca/checkup"
 	"github.com/chancery-project/chancery/ca/issuelog"
+	"github.com/chancery-project/chancery/ca/keys"
+	"github.com/chancery-project/chancery/ca/replica"
 	"github.com/chancery-project/chancery/cmd/chancery/process"
 	"github.com/chancery-project/chancery/cmd/chancery/server"
 	"github.com/chancery-project/chancery/cmd/chancery/status"
@@ -44,6 +46,7 @@ func examineServerAt(ctx context.Context, s *server.Settings, config string, off
 		{"server", e.askServer},
 		{"state", e.readState},
 		{"chain, keys, logs and clusters", e.judge},
+		{"mark of the state", e.checkMark},
 		{"issuer files", e.checkPlugged},
 		{"roots.pem", e.checkRoots},
 		{"audit log", e.checkAuditLog},
@@ -147,12 +150,8 @@ func (e *exam) checkIssuanceLog(context.Context) {
 	if e.running() {
 		return
 	}
-	listed := ""
-	if e.state != nil && e.state.Document != nil && len(e.state.Document.Logs) > 0 {
-		listed = e.state.Document.Logs[0].Key
-	}
 	if dir == "" {
-		if listed != "" {
+		if listed, _ := e.listedLog(""); listed != "" {
 			e.found("issuance-log.other", checkup.Critical, "issuanceLog", "is not set, and the authority document lists %s", listed)
 		}
 		return
@@ -175,16 +174,68 @@ func (e *exam) checkIssuanceLog(context.Context) {
 		e.found("issuance-log.unusable", checkup.Critical, subject, "cannot be opened: %v", err)
 		return
 	}
+	listed, registered := e.listedLog(public)
 	switch {
 	case e.state == nil:
 		e.unchecked(subject, errors.New("it is not known which log the authority document lists"))
 		return
+	case !registered: // it will be, at its first start
 	case listed == "":
 		e.found("issuance-log.other", checkup.Critical, subject, "is not listed in the authority document yet: run `chancery authority init` once")
 	case listed != public:
 		e.found("issuance-log.other", checkup.Critical, subject, "is %s, and the authority document lists %s", public, listed)
 	}
 	e.state.IssuanceLog = &checkup.IssuanceLog{Dir: dir, Size: c.Size, Covered: c.Size, Checkpoint: changed(filepath.Join(dir, issuelog.CheckpointFile))}
+}
+
+// listedLog returns the key of the log that the document lists for this server, whose log has a public key, and whether it lists this
+// server at all.
+func (e *exam) listedLog(public string) (key string, registered bool) {
+	if e.state == nil || e.state.Document == nil {
+		return "", false
+	}
+	for _, mine := range []func(checkup.Log) bool{
+		func(l checkup.Log) bool { return public != "" && l.Key == public },
+		func(l checkup.Log) bool { return l.Replica == e.settings.Place().Replica() && !l.Dead },
+		func(l checkup.Log) bool { return l.Replica == "" && !l.Dead },
+	} {
+		if i := slices.IndexFunc(e.state.Document.Logs, mine); i >= 0 {
+			return e.state.Document.Logs[i].Key, true
+		}
+	}
+	return "", false
+}
+
+// checkMark holds the state to the mark of what this server has seen (decision D9).
+func (e *exam) checkMark(context.Context) {
+	path := e.settings.Place().Mark()
+	if e.running() {
+		return
+	}
+	subject := "mark of the state " + path
+	if e.state == nil || e.state.Document == nil {
+		e.unchecked(subject, errors.New("it is not known which version of the document the state has"))
+		return
+	}
+	sealer, err := keys.LoadSealer(e.settings.State.SealingKey)
+	if err != nil {
+		e.unchecked(subject, err)
+		return
+	}
+	m, err := replica.ReadMark(path, e.settings.Domain(), sealer)
+	_, registered := e.listedLog("")
+	switch {
+	case errors.Is(err, fs.ErrPermission):
+		e.unchecked(subject, err)
+	case errors.Is(err, fs.ErrNotExist):
+		if registered && e.state.Document.Logs[0].Replica != "" { // else it is from before there were marks
+			e.found("mark.unusable", checkup.Critical, subject, "is missing, and the authority document lists this server, %s", e.settings.Place().Replica())
+		}
+	case err != nil:
+		e.found("mark.unusable", checkup.Critical, subject, "cannot be used: %v", err)
+	case e.state.Document.Version < m.Version:
+		e.found("state.rolled-back", checkup.Critical, e.stateName(), "has version %d of the document, and this server has seen version %d", e.state.Document.Version, m.Version)
+	}
 }
 
 func (e *exam) running() bool { return e.state != nil && e.state.Running }

@@ -16,6 +16,7 @@ import (
 	"github.com/chancery-project/chancery/ca/checkup"
 	"github.com/chancery-project/chancery/ca/issuelog"
 	"github.com/chancery-project/chancery/ca/keys"
+	"github.com/chancery-project/chancery/ca/replica"
 	"github.com/chancery-project/chancery/ca/store"
 	"github.com/chancery-project/chancery/cmd/chancery/server"
 	"github.com/chancery-project/chancery/cmd/chancery/status"
@@ -107,7 +108,7 @@ func (p place) look(offline bool, now time.Time) (*status.Report, []string) {
 func TestServerThatIsDown(t *testing.T) {
 	const day = 24 * time.Hour
 	const inFiles = "keys: {dir: keys, passphraseFile: passwords/passphrase}\n"
-	unknown := []string{"warning unchecked", "warning unchecked", "warning unchecked"} // chain, roots.pem, issuance log
+	unknown := []string{"warning unchecked", "warning unchecked", "warning unchecked", "warning unchecked"} // chain, mark, roots.pem, issuance log
 	for _, c := range []struct {
 		name   string
 		more   string // of the config, at init
@@ -399,7 +400,7 @@ func TestServerThatIsDownIsToldSo(t *testing.T) {
 		Checked  []string
 		CA       struct{ Certificates []struct{ Kind string } }
 	}
-	if err := json.Unmarshal(out.Bytes(), &got2); err != nil || got2.Severity != "critical" || len(got2.Checked) != 11 || len(got2.CA.Certificates) != 2 {
+	if err := json.Unmarshal(out.Bytes(), &got2); err != nil || got2.Severity != "critical" || len(got2.Checked) != 12 || len(got2.CA.Certificates) != 2 {
 		t.Errorf("%v: %s", err, out.String())
 	}
 }
@@ -436,6 +437,47 @@ func TestRoom(t *testing.T) {
 	} {
 		if got := checkup.Worst(judgeRoom("disk", c.room)); got != c.want {
 			t.Errorf("%+v is %s, want %s", c.room, got, c.want)
+		}
+	}
+}
+
+// TestD9MarkOfTheState: a mark that is missing or damaged, and a state that is older than it.
+func TestD9MarkOfTheState(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		harm func(p place, s *server.Settings)
+		want []string
+	}{
+		{"as it should be", func(place, *server.Settings) {}, []string{}},
+		{"missing", func(p place, s *server.Settings) { p.must(os.Remove(s.Place().Mark())) }, []string{"critical mark.unusable"}},
+		{"damaged", func(p place, s *server.Settings) { p.must(os.WriteFile(s.Place().Mark(), []byte("x"), 0o600)) }, []string{"critical mark.unusable"}},
+		{"ahead of the state", func(p place, s *server.Settings) {
+			sealer, err := keys.LoadSealer(s.State.SealingKey)
+			p.must(err)
+			p.must(replica.WriteMark(s.Place().Mark(), s.Domain(), sealer, replica.Mark{Version: 1 << 32, Hash: "00"}))
+		}, []string{"critical state.rolled-back"}},
+	} {
+		p := newPlace(t, config)
+		s, err := server.Load(p.path("server.yaml"))
+		p.must(err)
+		c.harm(p, s)
+		if r, got := p.look(true, time.Now()); !slices.Equal(got, c.want) {
+			t.Errorf("%s: %v, want %v: %+v", c.name, got, c.want, r.Findings)
+		}
+	}
+}
+
+// TestStoreOutOfReach: a shared store that does not answer is a finding, and all that is no file goes on being looked at.
+func TestStoreOutOfReach(t *testing.T) {
+	p := newPlace(t, config)
+	p.change("sqlite: state/state.db", `postgres: {url: "postgres://nobody@127.0.0.1:1/none"}, replica: ca-1`)
+	r, got := p.look(true, time.Now())
+	if !slices.Contains(got, "critical state.unreachable") || slices.Contains(got, "critical state.refused") {
+		t.Errorf("%v: %+v", got, r.Findings)
+	}
+	for _, f := range r.Findings {
+		if f.ID == "state.unreachable" && !strings.Contains(f.Subject, "schema chancery of postgres://nobody@127.0.0.1:1/none") {
+			t.Errorf("%+v", f)
 		}
 	}
 }

@@ -31,12 +31,6 @@ import (
 // The blocks of docs/recovery.md and docs/state.md that are marked `sh` begin with "# NAME" or "# NAME: when"; those of one name are
 // run by the test of that name, as they stand there.
 
-// blocks returns those of a name.
-func blocks(t *testing.T, name string) []string {
-	t.Helper()
-	return allBlocks(t)[name]
-}
-
 func allBlocks(t *testing.T) map[string][]string {
 	t.Helper()
 	all := map[string][]string{}

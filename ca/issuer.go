@@ -49,6 +49,7 @@ type Issuer struct {
 	ski       []byte
 	key       crypto.Signer
 	algorithm tbs.Algorithm
+	cert      *x509.Certificate
 	chain     []*x509.Certificate
 	bundle    *trust.Bundle
 	notBefore time.Time
@@ -93,7 +94,7 @@ func NewIssuer(c IssuerConfig) (*Issuer, error) {
 		return nil, fmt.Errorf("issuing certificate %q: %w", cert.Subject, err)
 	}
 	i := &Issuer{
-		domain: c.Domain, name: cert.RawSubject, ski: cert.SubjectKeyId, key: c.Key, algorithm: alg, bundle: c.Bundle,
+		domain: c.Domain, name: cert.RawSubject, ski: cert.SubjectKeyId, key: c.Key, algorithm: alg, cert: cert, bundle: c.Bundle,
 		chain: path[:len(path)-1], notBefore: cert.NotBefore, notAfter: cert.NotAfter, pathLen: -1, logID: c.LogID, log: c.Log,
 	}
 	for above, x := range path {
@@ -142,6 +143,9 @@ func (i *Issuer) Domain() trust.Domain { return i.domain }
 // Chain returns the issuing certificate and its intermediates, without the root; empty if the root itself issues.
 // Together with Bundle it is what a client needs next to its leaf, of one snapshot (invariant 6).
 func (i *Issuer) Chain() []*x509.Certificate { return i.chain }
+
+// Certificate returns the issuing certificate, also where it is a root.
+func (i *Issuer) Certificate() *x509.Certificate { return i.cert }
 
 // Bundle returns the roots that verify what the issuer signs.
 func (i *Issuer) Bundle() *trust.Bundle { return i.bundle }

@@ -9,7 +9,6 @@ import (
 	"cmp"
 	"context"
 	"crypto/x509"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -191,9 +190,9 @@ func Open(ctx context.Context, c Config) (*Keeper, error) {
 	}
 	use, err := a.activeOf(ctx, a.Document())
 	switch {
-	case err != nil && expired(issuer) && a.offline():
+	case err != nil && issuer.Ended(time.Now()) && a.offline():
 		return nil, fmt.Errorf("%w: %w", err, errOffline)
-	case err != nil && expired(issuer):
+	case err != nil && issuer.Ended(time.Now()):
 		a.without.Store(&err) // the server was off for longer than its issuer lived; its root may still stand
 		return a, nil
 	case err != nil:
@@ -208,7 +207,7 @@ func load(ctx context.Context, c Config) (*Keeper, error) {
 	a := &Keeper{config: c, announce: func(context.Context) error { return nil }, mind: make(chan struct{}, 1)}
 	var err error
 	a.Hold, err = replica.Open(ctx, replica.Config{
-		Name: c.name(), Domain: c.Domain, Store: c.Store, Sealer: c.Sealer, Logger: c.Logger, Mark: c.Mark, Issuance: c.IssuanceLog,
+		Name: c.name(), Domain: c.Domain, Store: c.Store, Sealer: c.Sealer, Logger: c.Logger, Log: c.Log, Mark: c.Mark, Issuance: c.IssuanceLog,
 	})
 	if err != nil {
 		return nil, err
@@ -222,11 +221,6 @@ func load(ctx context.Context, c Config) (*Keeper, error) {
 func (a *Keeper) offline() bool {
 	root, err := a.Document().Active(a.config.Domain, KindRoot)
 	return err == nil && !root.HasKey()
-}
-
-func expired(a *Authority) bool {
-	cert, err := a.X509()
-	return err == nil && time.Now().After(cert.NotAfter)
 }
 
 // Issuer returns the issuer of the moment, or why nothing can be issued.
@@ -308,7 +302,7 @@ func (a *Keeper) activeOf(ctx context.Context, doc *Document) (active, error) {
 // is reports whether an issuer is what a document has as x, with the same roots.
 func (a *Keeper) is(i *ca.Issuer, doc *Document, x *Authority) bool {
 	cert, err := x.X509()
-	if have := certOf(i); err != nil || have == nil || !have.Equal(cert) {
+	if err != nil || !i.Certificate().Equal(cert) {
 		return false
 	}
 	bundle, err := doc.Bundle(a.config.Domain)
@@ -353,7 +347,7 @@ func (a *Keeper) mindAll(ctx context.Context) {
 // Mind does once what is the driver's to do; nothing, if another one drives. Run calls it again and again.
 func (a *Keeper) Mind(ctx context.Context) {
 	if a.Drives() {
-		a.mindReplicas(ctx, time.Now())
+		a.DropDead(ctx, time.Now())
 		a.mindIssuer(ctx, time.Now())
 	}
 }
@@ -382,7 +376,7 @@ func (a *Keeper) mindIssuer(ctx context.Context, now time.Time) {
 	case i == nil && !over: // other replicas may sign with it; why this one cannot was logged
 		return
 	case next != nil && a.due(next, i, now):
-		if why := a.announce(ctx); why != nil && i.NotAfter().Sub(now) >= a.lead(certOf(i)) { // there is time for another try
+		if why := a.announce(ctx); why != nil && i.NotAfter().Sub(now) >= a.lead(i.Certificate()) { // there is time for another try
 			err = fmt.Errorf("the next one's CRL is not out: %w", why)
 			break
 		}
@@ -415,29 +409,12 @@ func (a *Keeper) tell(err error, i *ca.Issuer, now time.Time) {
 // over reports whether no replica can sign with what a document calls active.
 func (a *Keeper) over(doc *Document, now time.Time) bool {
 	x, err := doc.Active(a.config.Domain, KindIssuer)
-	if err != nil {
-		return true
-	}
-	over, err := ended(x, now)
-	return err == nil && over
+	return err != nil || x.Ended(now)
 }
 
 func halfOver(i *ca.Issuer, now time.Time) bool {
-	cert := certOf(i)
+	cert := i.Certificate()
 	return now.Sub(cert.NotBefore) > cert.NotAfter.Sub(cert.NotBefore)/2
-}
-
-// certOf returns the issuing certificate, which a root that issues has among its roots.
-func certOf(i *ca.Issuer) *x509.Certificate {
-	if chain := i.Chain(); len(chain) > 0 {
-		return chain[0]
-	}
-	for _, r := range i.Bundle().Roots() {
-		if hex.EncodeToString(r.SubjectKeyId) == i.SKI() {
-			return r
-		}
-	}
-	return nil
 }
 
 // renew makes a new issuer under the active root and has it used at once, where there is no other that works: see prepare.

@@ -18,6 +18,7 @@ import (
 	"github.com/chancery-project/chancery/ca"
 	"github.com/chancery-project/chancery/ca/audit"
 	"github.com/chancery-project/chancery/ca/keys"
+	"github.com/chancery-project/chancery/ca/parent"
 	"github.com/chancery-project/chancery/trust"
 )
 
@@ -401,7 +402,7 @@ func TestRootsThatInitRefuses(t *testing.T) {
 	}
 	ended := *cert
 	ended.NotAfter = time.Now().Add(-time.Second)
-	if err := checkRoot(&ended, time.Now()); err == nil || !strings.Contains(err.Error(), "it ended at") {
+	if err := parent.CheckRoot(&ended, time.Now()); err == nil || !strings.Contains(err.Error(), "it ended at") {
 		t.Errorf("got %v", err)
 	}
 	c.Roots, c.Plugged = []*x509.Certificate{cert}, &Plugged{}

@@ -21,7 +21,7 @@ import (
 // adoptRoots writes the roots of a CA that is kept elsewhere into the document. They enter as one generation.
 func adoptRoots(doc *Document, c Config) error {
 	for _, r := range c.Roots {
-		if err := checkRoot(r, time.Now()); err != nil {
+		if err := parent.CheckRoot(r, time.Now()); err != nil {
 			return fmt.Errorf("root %q: %w", r.Subject, err)
 		}
 		if err := doc.Add(c.Domain, KindRoot, Key{}, c.Sealer, r); err != nil {
@@ -30,24 +30,6 @@ func adoptRoots(doc *Document, c Config) error {
 	}
 	_, err := doc.Bundle(c.Domain)
 	return err
-}
-
-func checkRoot(r *x509.Certificate, now time.Time) error {
-	switch {
-	case !r.BasicConstraintsValid || !r.IsCA:
-		return errors.New("it is not a CA certificate (basicConstraints cA is not true)")
-	case r.KeyUsage != 0 && r.KeyUsage&x509.KeyUsageCertSign == 0:
-		return errors.New("its key usage lacks keyCertSign")
-	case r.CheckSignatureFrom(r) != nil:
-		return errors.New("it is not signed by itself; give the root's certificate, and bring those below it with `authority import`")
-	case now.After(r.NotAfter):
-		return fmt.Errorf("it ended at %s", r.NotAfter.UTC().Format(time.RFC3339))
-	case now.Before(r.NotBefore):
-		return fmt.Errorf("it begins at %s, in the future", r.NotBefore.UTC().Format(time.RFC3339))
-	case len(r.SubjectKeyId) == 0:
-		return errors.New("it has no subject key identifier")
-	}
-	return nil
 }
 
 // Request returns a certificate signing request in DER for the next issuer, whose key is made where keys are kept. A
@@ -176,7 +158,7 @@ func (a *Keeper) importBy(ctx context.Context, change changer, actor string, cha
 	}
 	why := a.announce(ctx)
 	i := a.issuer.Load()
-	if others := len(a.Document().Live()) > 1; why != nil && others && i != nil && time.Until(i.NotAfter()) >= a.lead(certOf(i)) {
+	if others := len(a.Document().Live()) > 1; why != nil && others && i != nil && time.Until(i.NotAfter()) >= a.lead(i.Certificate()) {
 		return &waitsError{id, why}
 	}
 	a.warnUnannounced(why)

@@ -26,8 +26,8 @@ func (a *Keeper) openParented(ctx context.Context) error {
 	if err != nil || !issuer.HasKey() {
 		return nil
 	}
-	if ended, err := ended(issuer, time.Now()); err != nil || ended {
-		return err
+	if issuer.Ended(time.Now()) {
+		return nil
 	}
 	use, err := a.activeOf(ctx, a.Document())
 	if err != nil {
@@ -35,20 +35,6 @@ func (a *Keeper) openParented(ctx context.Context) error {
 	}
 	a.swap(use)
 	return nil
-}
-
-// ended reports whether any certificate between the issuer and its root has ended. An ended root is for issuerIn to name.
-func ended(issuer *Authority, now time.Time) (bool, error) {
-	chain, err := issuer.Certificates()
-	if err != nil {
-		return false, err
-	}
-	for _, c := range chain {
-		if now.After(c.NotAfter) {
-			return true, nil
-		}
-	}
-	return false, nil
 }
 
 // SignsIssuers returns why this server cannot sign issuers for servers below it; nil if it can.

@@ -1,7 +1,6 @@
 package authority
 
 import (
-	"bytes"
 	"context"
 	"encoding/hex"
 	"errors"
@@ -118,7 +117,7 @@ func (a *Keeper) mindPlugged(ctx context.Context, doc *Document, now time.Time) 
 	if current.Equal(cert) {
 		return nil
 	}
-	if !alone && retired(doc.State(c.Domain).Authorities, cert.Raw) {
+	if !alone && doc.State(c.Domain).Retired(cert) {
 		return fmt.Errorf("the files in %s have issuer %s, which others have replaced already; put the files of issuer %s there", c.Plugged.Dir, id, using.ID)
 	}
 	if err := a.preparePlugged(ctx, set); err != nil {
@@ -145,16 +144,4 @@ func (a *Keeper) preparePlugged(ctx context.Context, set *files.Set) error {
 		}
 		return next.Prepare(c.Domain, Key{}, c.Sealer, cert)
 	})
-}
-
-// retired reports whether a certificate is that of an issuer that was replaced.
-func retired(all []Authority, raw []byte) bool {
-	for i := range all {
-		if x := &all[i]; x.Kind == KindIssuer && x.State == StateRetiring {
-			if have, err := x.X509(); err == nil && bytes.Equal(have.Raw, raw) {
-				return true
-			}
-		}
-	}
-	return false
 }

@@ -208,6 +208,30 @@ func TestEveryChangeIsTriedAgain(t *testing.T) {
 	}
 }
 
+// TestActivatedTwice: an admin's import and the driver may both put an issuer to use that waits; once is enough.
+func TestActivatedTwice(t *testing.T) {
+	c := quick(t, t.TempDir())
+	if _, err := Init(t.Context(), c, "test"); err != nil {
+		t.Fatal(err)
+	}
+	a, b := driving(t, c), open(t, beside(t, c, "b"))
+	if err := a.prepare(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	id := a.Document().Prepared(c.Domain).ID
+	for _, err := range []error{a.activate(t.Context(), a.Drive, id), b.activate(t.Context(), b.Change, id)} {
+		if err != nil {
+			t.Error(err)
+		}
+	}
+	if err := b.activate(t.Context(), b.Change, "ab"); err == nil || !strings.Contains(err.Error(), "is not prepared any more") {
+		t.Errorf("one that nobody knows: %v", err)
+	}
+	if b.issuer.Load().SKI() != id || b.Document().Version != a.Document().Version {
+		t.Error("they differ")
+	}
+}
+
 // TestRequestsAtTheSameTime: one wins, the other is told, and no request is replaced by somebody who did not see it.
 func TestRequestsAtTheSameTime(t *testing.T) {
 	root, rootCert := parentCA(t)
@@ -626,11 +650,11 @@ func TestForget(t *testing.T) {
 		}
 	}
 	version := a.Document().Version
-	a.mindReplicas(t.Context(), time.Now().Add(89*24*time.Hour))
+	a.DropDead(t.Context(), time.Now().Add(89*24*time.Hour))
 	if a.Document().Version != version || len(a.Document().Logs) != 2 {
 		t.Error("it was dropped while certificates of it may live")
 	}
-	a.mindReplicas(t.Context(), time.Now().Add(91*24*time.Hour))
+	a.DropDead(t.Context(), time.Now().Add(91*24*time.Hour))
 	notes, err := c.Store.Notes(t.Context())
 	if err != nil || len(notes) != 0 || len(a.Document().Logs) != 1 {
 		t.Errorf("notes %v, replicas %+v, %v", notes, a.Document().Logs, err)

@@ -125,20 +125,10 @@ func (a *Keeper) newIssuer(ctx context.Context, d *Document) (*x509.Certificate,
 	return issuer, key, err
 }
 
-// dropKeys deletes the keys that were before and are not needed any more, after a change of ours. What fails is logged: the key
-// lies there unused.
+// dropKeys deletes the keys that were before and are not needed any more, after a change of ours.
 func (a *Keeper) dropKeys(ctx context.Context, before, after *Document) {
-	if a.config.Keys == nil {
-		return
-	}
-	needed := after.KeyRefs()
-	for ref := range before.KeyRefs() {
-		if needed[ref] {
-			continue
-		}
-		if err := a.config.Keys.Delete(ctx, ref); err != nil {
-			a.config.Logger.Warn("key of an issuer that has ended is not deleted", "key", ref, "reason", err.Error())
-		}
+	if a.config.Keys != nil {
+		keys.DropUnneeded(ctx, a.config.Keys, before.KeyRefs(), after.KeyRefs(), a.config.Logger)
 	}
 }
 

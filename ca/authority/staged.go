@@ -10,6 +10,7 @@ import (
 
 	"github.com/chancery-project/chancery/ca"
 	"github.com/chancery-project/chancery/ca/document"
+	"github.com/chancery-project/chancery/ca/replica"
 )
 
 // This file puts a new issuer into use in two steps, and opens issuers for their CRLs. A verifier that has CRLs refuses
@@ -31,7 +32,7 @@ const reconnect = 2 * time.Minute
 // due reports whether a prepared issuer should sign: once nobody can have a valid leaf who was last seen before it was
 // prepared, and so may lack its CRL; sooner if the one in use has not that long.
 func (a *Keeper) due(next *Authority, using *ca.Issuer, now time.Time) bool {
-	lead := a.lead(certOf(using))
+	lead := a.lead(using.Certificate())
 	return now.Sub(next.Created) >= lead && now.Sub(a.running) >= reconnect || using.NotAfter().Sub(now) < lead
 }
 
@@ -59,6 +60,9 @@ type changer func(ctx context.Context, f func(next *Document) error) error
 // activate puts a prepared issuer to use. A crash before the store leaves it prepared; after, the next start uses it.
 func (a *Keeper) activate(ctx context.Context, change changer, id string) error {
 	return change(ctx, func(next *Document) error {
+		if now, err := next.Active(a.config.Domain, KindIssuer); err == nil && now.ID == id && next.Prepared(a.config.Domain) == nil {
+			return replica.ErrUnchanged // another replica was faster
+		}
 		if err := next.Promote(a.config.Domain, id); err != nil {
 			return err
 		}
@@ -132,7 +136,7 @@ func (a *Keeper) CRLSigners(ctx context.Context) ([]CRLSigner, error) {
 			if !x.HasKey() {        // no longer than needed: one that cannot sign ends the CRLs of all
 				live = c.maxTTL() + time.Minute
 			}
-			if now.After(chain[0].NotAfter) || now.After(lastSigned(state, x).Add(live)) || signsAlready(out, chain[0]) {
+			if now.After(chain[0].NotAfter) || now.After(state.LastSigned(x).Add(live)) || signsAlready(out, chain[0]) {
 				continue
 			}
 			s := CRLSigner{ID: x.ID, Chain: chain, CRL: x.CRL, KeepCRL: !x.HasKey(), MaxTTL: c.maxTTL(), NotAfter: chain[0].NotAfter}
@@ -141,23 +145,6 @@ func (a *Keeper) CRLSigners(ctx context.Context) ([]CRLSigner, error) {
 		}
 	}
 	return out, nil
-}
-
-// lastSigned returns a time after which an issuer has signed no leaf; the future for one that may sign still. Versions that
-// did not note it retired an issuer as they made the next.
-func lastSigned(state *document.DomainState, x *Authority) time.Time {
-	switch {
-	case x.State != StateRetiring:
-		return time.Now()
-	case x.Retired != nil:
-		return *x.Retired
-	}
-	for i := range state.Authorities {
-		if next := &state.Authorities[i]; next.Kind == KindIssuer && next.State != StatePrepared && next.Created.After(x.Created) {
-			return next.Created // they are in the order in which they were made
-		}
-	}
-	return time.Now()
 }
 
 func signsAlready(all []CRLSigner, cert *x509.Certificate) bool {
@@ -175,7 +162,7 @@ func (a *Keeper) crlIssuer(ctx context.Context, doc *Document, x *Authority, cer
 		return nil, false, errors.New("its certificate's key usage lacks cRLSign, so no verifier takes a CRL of it")
 	}
 	if v, ok := a.held.Load(x.ID); ok { // one key may have been certified under two names
-		if have := v.(active).issuer; bytes.Equal(certOf(have).RawSubject, cert.RawSubject) {
+		if have := v.(active).issuer; bytes.Equal(have.Certificate().RawSubject, cert.RawSubject) {
 			return have, false, nil
 		}
 	}

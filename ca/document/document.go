@@ -37,9 +37,12 @@ type Document struct {
 	Previous string                  `json:"previous,omitempty"` // hex SHA-256 of the version before, MAC included
 	Domains  map[string]*DomainState `json:"domains"`            // by trust domain
 	Logs     []LogState              `json:"logs"`               // of each replica (decision D13)
-	By       string                  `json:"by,omitempty"`       // replica that wrote this version: what two write is never the same
-	Driver   *Driver                 `json:"driver,omitempty"`   // who prepares and activates; nil before the first did
-	Imported *Import                 `json:"imported,omitempty"` // the last time that it was restored
+	// Before holds the beginnings of the hashes of versions before that, the newest first: whoever missed some can tell that they
+	// led here.
+	Before   []string `json:"before,omitempty"`
+	By       string   `json:"by,omitempty"`       // replica that wrote this version: what two write is never the same
+	Driver   *Driver  `json:"driver,omitempty"`   // who prepares and activates; nil before the first did
+	Imported *Import  `json:"imported,omitempty"` // the last time that it was restored
 }
 
 // DomainState holds the authorities of one trust domain.
@@ -337,9 +340,37 @@ func (d *Document) Next(data []byte) (*Document, error) {
 	if err := json.Unmarshal(raw, n); err != nil {
 		return nil, fmt.Errorf("copying authority document: %w", err)
 	}
-	sum := sha256.Sum256(data)
-	n.Version, n.Previous = d.Version+1, hex.EncodeToString(sum[:])
+	if n.Version, n.Previous = d.Version+1, Hash(data); d.Previous != "" {
+		n.Before = append([]string{short(d.Previous)}, d.Before[:min(len(d.Before), maxBefore-1)]...)
+	}
 	return n, nil
+}
+
+// maxBefore is how many hashes a document has of versions before the previous one, and shortHash how much of each.
+const (
+	maxBefore = 64
+	shortHash = 32 // in hex
+)
+
+// Hash returns the hash of a document's stored form, in hex.
+func Hash(data []byte) string {
+	sum := sha256.Sum256(data)
+	return hex.EncodeToString(sum[:])
+}
+
+func short(hash string) string { return hash[:min(len(hash), shortHash)] }
+
+// Follows reports whether a document may come after the version of a hash: it does not if it knows of another one in its place.
+func (d *Document) Follows(version uint64, hash string) bool {
+	switch gap := d.Version - version; {
+	case d.Version <= version:
+		return false
+	case gap == 1:
+		return d.Previous == hash
+	case gap-2 < uint64(len(d.Before)):
+		return d.Before[gap-2] == short(hash)
+	}
+	return true // too long ago, or before it was restored
 }
 
 func strictJSON(data []byte, v any) error {

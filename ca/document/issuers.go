@@ -3,6 +3,7 @@ package document
 import (
 	"crypto/x509"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/chancery-project/chancery/ca"
@@ -91,4 +92,35 @@ func (d *Document) Promote(td trust.Domain, id string) error {
 	state := d.State(td)
 	state.Authorities = append(state.Authorities, up)
 	return nil
+}
+
+// Ended reports whether any certificate between an issuer and its root has ended, itself included. An ended root is another matter.
+func (a *Authority) Ended(now time.Time) bool {
+	chain, err := a.Certificates()
+	return err == nil && slices.ContainsFunc(chain, func(c *x509.Certificate) bool { return now.After(c.NotAfter) })
+}
+
+// Retired reports whether a certificate is that of an issuer that was replaced.
+func (s *DomainState) Retired(cert *x509.Certificate) bool {
+	return slices.ContainsFunc(s.Authorities, func(x Authority) bool {
+		have, err := x.X509()
+		return err == nil && x.Kind == KindIssuer && x.State == StateRetiring && have.Equal(cert)
+	})
+}
+
+// LastSigned returns a time after which an issuer has signed no leaf; the future for one that may sign still. Versions that
+// did not note it retired an issuer as they made the next.
+func (s *DomainState) LastSigned(x *Authority) time.Time {
+	switch {
+	case x.State != StateRetiring:
+		return time.Now()
+	case x.Retired != nil:
+		return *x.Retired
+	}
+	for i := range s.Authorities {
+		if next := &s.Authorities[i]; next.Kind == KindIssuer && next.State != StatePrepared && next.Created.After(x.Created) {
+			return next.Created // they are in the order in which they were made
+		}
+	}
+	return time.Now()
 }

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"log/slog"
 	"os"
 	"slices"
 	"strings"
@@ -138,4 +139,16 @@ func ReadSecret(what, path string) (string, error) {
 		return "", fmt.Errorf("%s %s should be one line", what, path)
 	}
 	return secret, nil
+}
+
+// DropUnneeded deletes those keys that are not needed any more. What fails is logged: the key lies there unused.
+func DropUnneeded(ctx context.Context, s Store, have, needed map[string]bool, logger *slog.Logger) {
+	for ref := range have {
+		if needed[ref] {
+			continue
+		}
+		if err := s.Delete(ctx, ref); err != nil {
+			logger.Warn("key of an issuer that has ended is not deleted", "key", ref, "reason", err.Error())
+		}
+	}
 }

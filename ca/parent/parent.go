@@ -131,3 +131,22 @@ func mayVouch(c *x509.Certificate, between int, td trust.Domain) error {
 	}
 	return nil
 }
+
+// CheckRoot refuses a certificate that cannot be the root of a CA that is kept elsewhere.
+func CheckRoot(r *x509.Certificate, now time.Time) error {
+	switch {
+	case !r.BasicConstraintsValid || !r.IsCA:
+		return errors.New("it is not a CA certificate (basicConstraints cA is not true)")
+	case r.KeyUsage != 0 && r.KeyUsage&x509.KeyUsageCertSign == 0:
+		return errors.New("its key usage lacks keyCertSign")
+	case r.CheckSignatureFrom(r) != nil:
+		return errors.New("it is not signed by itself; give the root's certificate, and bring those below it with `authority import`")
+	case now.After(r.NotAfter):
+		return fmt.Errorf("it ended at %s", r.NotAfter.UTC().Format(time.RFC3339))
+	case now.Before(r.NotBefore):
+		return fmt.Errorf("it begins at %s, in the future", r.NotBefore.UTC().Format(time.RFC3339))
+	case len(r.SubjectKeyId) == 0:
+		return errors.New("it has no subject key identifier")
+	}
+	return nil
+}

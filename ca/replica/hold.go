@@ -9,8 +9,6 @@ package replica
 import (
 	"bytes"
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -19,6 +17,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/chancery-project/chancery/ca/audit"
 	"github.com/chancery-project/chancery/ca/document"
 	"github.com/chancery-project/chancery/ca/keys"
 	"github.com/chancery-project/chancery/ca/store"
@@ -52,6 +51,7 @@ type Config struct {
 	Store    store.Store
 	Sealer   *keys.Sealer
 	Logger   *slog.Logger
+	Log      *audit.Log        // for Forget
 	Mark     string            // file of the mark; empty: none is kept
 	Issuance document.LogState // its issuance log; zero without one
 }
@@ -289,7 +289,7 @@ func (h *Hold) write(ctx context.Context, next *document.Document, quiet bool) e
 		return fmt.Errorf("%w; and whether it happened is not known: %w", hidden{err}, failed)
 	}
 	now := h.snapshot.Load()
-	if bytes.Equal(h.data, data) || now.Version == next.Version+1 && now.Previous == sum(data) {
+	if bytes.Equal(h.data, data) || now.Version == next.Version+1 && now.Previous == document.Hash(data) {
 		return nil
 	}
 	return err
@@ -297,11 +297,6 @@ func (h *Hold) write(ctx context.Context, next *document.Document, quiet bool) e
 
 // hidden is an error that is no conflict to those who would try again at once.
 type hidden struct{ error }
-
-func sum(data []byte) string {
-	s := sha256.Sum256(data)
-	return hex.EncodeToString(s[:])
-}
 
 // adopt makes a document the one in use. Caller holds mu or is alone.
 func (h *Hold) adopt(ctx context.Context, next *document.Document, data []byte, quiet bool) {
@@ -361,7 +356,7 @@ func (h *Hold) newer(data []byte, version uint64) (*document.Document, error) {
 		return nil, err
 	case version == have.Version:
 		return nil, rolledBack("the store has another version %d than the one that this replica has seen", version)
-	case version == have.Version+1 && next.Previous != sum(h.data):
+	case !next.Follows(have.Version, document.Hash(h.data)):
 		return nil, rolledBack("version %d in the store does not follow the version %d that this replica has seen", version, have.Version)
 	}
 	return next, nil

@@ -108,7 +108,7 @@ func (h *history) linear(t testing.TB, first []byte, s *keys.Sealer, version uin
 		if err != nil {
 			t.Fatal(err)
 		}
-		if d.Previous != sum(last) {
+		if d.Previous != document.Hash(last) {
 			t.Errorf("version %d does not follow the one before", version)
 		}
 		last = data

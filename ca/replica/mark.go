@@ -101,9 +101,9 @@ func (h *Hold) checkMark(d *document.Document, data []byte) error {
 	switch {
 	case d.Version < m.Version:
 		return rolledBack(has, fmt.Sprintf("version %d", d.Version), m.Version, c.Mark)
-	case d.Version == m.Version && sum(data) != m.Hash:
+	case d.Version == m.Version && document.Hash(data) != m.Hash:
 		return rolledBack(has, fmt.Sprintf("another version %d", d.Version), m.Version, c.Mark)
-	case d.Version == m.Version+1 && m.Version > 0 && d.Previous != m.Hash:
+	case m.Version > 0 && d.Version > m.Version && !d.Follows(m.Version, m.Hash):
 		return rolledBack(has, fmt.Sprintf("a version %d that does not follow it", d.Version), m.Version, c.Mark)
 	}
 	h.marked = m.Version
@@ -131,7 +131,7 @@ func (h *Hold) putMark() error {
 	if h.config.Mark == "" || h.marked == d.Version {
 		return nil
 	}
-	if err := WriteMark(h.config.Mark, h.config.Domain, h.config.Sealer, Mark{d.Version, sum(h.data)}); err != nil {
+	if err := WriteMark(h.config.Mark, h.config.Domain, h.config.Sealer, Mark{d.Version, document.Hash(h.data)}); err != nil {
 		return err
 	}
 	h.marked = d.Version

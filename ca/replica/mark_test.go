@@ -51,6 +51,8 @@ func TestD9OlderDocumentIsRefused(t *testing.T) {
 	forked.By = "b"
 	forkedData := must(forked.Encode(w.sealer))
 	longer := must(forked.Next(forkedData))
+	longerData := must(longer.Encode(w.sealer))
+	muchLonger := must(longer.Next(longerData))
 	for name, c := range map[string]struct {
 		data    []byte
 		version uint64
@@ -58,7 +60,8 @@ func TestD9OlderDocumentIsRefused(t *testing.T) {
 	}{
 		"an older version":           {old, oldVersion, "has version 2"},
 		"another of this version":    {forkedData, forked.Version, "another version 3"},
-		"one that does not follow":   {must(longer.Encode(w.sealer)), longer.Version, "does not follow"},
+		"one that does not follow":   {longerData, longer.Version, "does not follow"},
+		"one of another line":        {must(muchLonger.Encode(w.sealer)), muchLonger.Version, "does not follow"},
 		"an older one and sealed":    {must(must(document.Decode(old, oldVersion, w.sealer)).Encode(w.sealer)), oldVersion, "has version 2"},
 		"one that was tampered with": {[]byte(strings.Replace(string(forkedData), `"by":"b"`, `"by":"c"`, 1)), forked.Version, "changed since"},
 	} {
@@ -95,6 +98,30 @@ func TestD9OlderDocumentIsRefused(t *testing.T) {
 	st.to(data, last.Version)
 	if _, err := Open(t.Context(), w.config("a")); !errors.Is(err, ErrRolledBack) {
 		t.Errorf("what was there before the import: %v", err)
+	}
+}
+
+// TestD9WhoIsBehindDoesNotDrive: a replica that refuses what the store has could change nothing, and lets go of the lease.
+func TestD9WhoIsBehindDoesNotDrive(t *testing.T) {
+	w := newWorld(t)
+	st := &rollback{Store: w.store}
+	w.store = st
+	a, b := w.open(w.config("a")), w.open(w.config("b"))
+	if !a.TakeLease(t.Context()) {
+		t.Fatal("nobody drives")
+	}
+	_, old := w.stored()
+	if err := a.Drive(t.Context(), count); err != nil {
+		t.Fatal(err)
+	}
+	st.to(old, a.Document().Version-1)
+	a.Follow(t.Context())
+	if a.TakeLease(t.Context()) || a.Drives() {
+		t.Error("it drives on")
+	}
+	st.to(nil, 0)
+	if !b.TakeLease(t.Context()) {
+		t.Error("nobody drives")
 	}
 }
 

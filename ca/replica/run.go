@@ -55,11 +55,12 @@ func (h *Hold) Follow(ctx context.Context) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	was := h.snapshot.Load()
-	if err := h.reload(ctx); err != nil {
-		return
-	}
+	failed := h.reload(ctx)
 	if h.snapshot.Load() == was && h.take != nil {
-		h.take(ctx, was) // what did not work then may work now
+		h.take(ctx, was) // what did not work then may work now, store or not
+	}
+	if failed != nil {
+		return
 	}
 	if err := h.putMark(); err == nil && h.Ours(h.snapshot.Load()) == nil {
 		err = h.register(ctx) // somebody may have declared us dead
@@ -115,6 +116,10 @@ func (h *Hold) keepLease(ctx context.Context) {
 
 // TakeLease tries once to have the lease, or to keep it, and reports whether this replica drives. Run calls it again and again.
 func (h *Hold) TakeLease(ctx context.Context) bool {
+	if h.Err() != nil { // it could change nothing, and others may
+		h.giveUp(ctx)
+		return false
+	}
 	timed, cancel := context.WithTimeout(ctx, leaseEvery)
 	defer cancel()
 	begun := time.Now()

@@ -218,7 +218,7 @@ func (s *Service) notRevoked(id trust.ID, cert *x509.Certificate) *Denial {
 	case cert == nil: // a token came
 		return nil
 	}
-	switch revoked, sure := set.Serial(cert.SerialNumber); {
+	switch revoked, sure := set.Certificate(cert); {
 	case revoked:
 		return unauthenticated(ReasonSVIDRevoked, "certificate %x is revoked; come with a token", cert.SerialNumber)
 	case !sure:

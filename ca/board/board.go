@@ -11,9 +11,11 @@ import (
 	"maps"
 	mrand "math/rand/v2"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
+	"github.com/chancery-project/chancery/ca"
 	"github.com/chancery-project/chancery/ca/keys"
 	"github.com/chancery-project/chancery/ca/store"
 	"github.com/chancery-project/chancery/trust"
@@ -194,13 +196,22 @@ func (b *Board) Keep(listed func(note string) bool) {
 // mend puts back notes that are gone from the store.
 func (b *Board) mend(ctx context.Context) error {
 	lost := map[string][]byte{}
+	var over []string
 	b.mu.Lock()
 	for name, o := range b.others {
+		if n := o.note; n != nil && b.listed != nil && !b.listed(name) && name != b.config.Replica && isHeir(name, n.LogID) && time.Since(n.Seen) > ca.LeafTTLLimit+time.Hour {
+			over = append(over, name) // all that it speaks of has ended
+		}
 		if o.note != nil && o.sum == [sha256.Size]byte{} && b.listed != nil && b.listed(name) {
 			lost[name] = o.raw
 		}
 	}
 	b.mu.Unlock()
+	for _, name := range over {
+		if err := b.config.Store.DropNote(ctx, name); err != nil {
+			return err
+		}
+	}
 	for name, raw := range lost {
 		b.config.Logger.Warn("the note of a replica was gone from the store; putting it back", "replica", name)
 		if err := b.put(ctx, name, raw); err != nil {
@@ -220,6 +231,10 @@ func (b *Board) put(ctx context.Context, name string, data []byte) error {
 func HeirName(replica string, logID uint32) string {
 	id := fmt.Sprintf(".%d", logID)
 	return replica[:min(len(replica), store.MaxName-len(id))] + id
+}
+
+func isHeir(note string, logID uint32) bool {
+	return strings.HasSuffix(note, fmt.Sprintf(".%d", logID))
 }
 
 // bequeath keeps the note that lies under the own name, if it is about another log than ours: what was revoked in that stays revoked.

@@ -12,6 +12,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/chancery-project/chancery/ca"
 	"github.com/chancery-project/chancery/ca/keys"
 	"github.com/chancery-project/chancery/ca/store"
 )
@@ -417,6 +418,15 @@ func TestD2AnotherLogUnderTheSameName(t *testing.T) {
 		all := b.Others()
 		if len(all) != 2 || all[0].LogID != 20_000_001 || len(all[0].Revoked) != 0 || all[1].Replica != HeirName("a", 20_000_000) || all[1].LogID != 20_000_000 || len(all[1].Revoked) != 3 {
 			t.Errorf("got %+v", all)
+		}
+		old := Note{Replica: "a.20000002", LogID: 20_000_002, Seen: time.Now().Add(-ca.LeafTTLLimit - 2*time.Hour), Revoked: many(1, 1)}
+		if err := y.shop.PutNote(y.ctx, old.Replica, must(old.encode(y.sealer, td))); err != nil {
+			t.Fatal(err)
+		}
+		b.Keep(func(name string) bool { return name == "a" || name == "b" })
+		sleep(time.Minute)
+		if have := must(y.shop.Notes(y.ctx)); len(have) != 3 || have[old.Replica] != nil {
+			t.Errorf("%d notes; that of which all has ended should go, and no other", len(have))
 		}
 		if n := len(HeirName(strings.Repeat("x", store.MaxName), 20_000_000)); n != store.MaxName {
 			t.Errorf("a name of %d bytes", n)

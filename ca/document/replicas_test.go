@@ -67,13 +67,13 @@ func TestD9ReissueIsAboveAllThatWasSeen(t *testing.T) {
 	for i := range 3 {
 		n := must(d.Reissue(seen)) // the same backup each time
 		s := n.State(td)
-		if n.Version <= max(seen, d.Version) || s.CRLNumber <= max(number, 900) || s.Generation <= max(generation, 3) || n.Driver != nil || n.Previous != "" {
-			t.Errorf("restored %d times: version %d, CRL number %d, generation %d, %+v", i+1, n.Version, s.CRLNumber, s.Generation, n.Driver)
+		if n.Version <= max(seen, d.Version) || s.LastCRL().Number <= max(number, 900) || s.Generation <= max(generation, 3) || n.Driver != nil || n.Previous != "" {
+			t.Errorf("restored %d times: version %d, CRL number %d, generation %d, %+v", i+1, n.Version, s.LastCRL().Number, s.Generation, n.Driver)
 		}
 		if n.Version>>32 != uint64(i+1) || n.Version&(1<<32-1) != 0 {
 			t.Errorf("version %x is not the first of epoch %d", n.Version, i+1)
 		}
-		seen, number, generation = n.Version+1000, s.CRLNumber+1000, s.Generation+1000
+		seen, number, generation = n.Version+1000, s.LastCRL().Number+1000, s.Generation+1000
 	}
 	for _, seen := range []uint64{1<<62 - 1, 1 << 63} {
 		if _, err := d.Reissue(seen); err == nil {

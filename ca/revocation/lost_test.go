@@ -13,9 +13,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/chancery-project/chancery/ca"
 	"github.com/chancery-project/chancery/ca/authority"
 	"github.com/chancery-project/chancery/ca/board"
 	"github.com/chancery-project/chancery/ca/files"
+	"github.com/chancery-project/chancery/trust"
 )
 
 // TestD2WhatANoteSaidIsWaitedFor: who starts while the note of another is gone, and nobody is there who had read it, keeps to what agents
@@ -207,8 +209,11 @@ func TestD13PluggedInIssuerThatOneReplicaLacks(t *testing.T) {
 	f.config = func(name string, c *authority.Config) {
 		c.Plugged = &authority.Plugged{Dir: dirs[name], Layout: files.CACerts}
 	}
-	a, b := f.open("a"), f.open("b")
-	f.run()
+	a := f.open("a")
+	a.run()
+	wait(t, "a drives", a.keeper.Drives)
+	b := f.open("b")
+	b.run()
 	f.settled("start")
 	replug(t, dir, x509.KeyUsageCertSign|x509.KeyUsageCRLSign)
 	wait(t, "the driver prepares it", func() bool { return a.keeper.Document().Prepared(td) != nil || b.keeper.Document().Prepared(td) != nil })
@@ -227,5 +232,42 @@ func TestD13PluggedInIssuerThatOneReplicaLacks(t *testing.T) {
 	copied("ca-cert.pem", "cert-chain.pem", "ca-key.pem")
 	if err := a.manager.Acknowledged(t.Context(), version); err != nil {
 		t.Errorf("once b has it: %v", err)
+	}
+}
+
+// TestD16CertificateOfALogThatIsBehind: by identity, node and time a certificate is judged by what it says, where nobody has told its serial.
+func TestD16CertificateOfALogThatIsBehind(t *testing.T) {
+	f := newFleet(t, "a", "b")
+	a, b := f.replicas["a"], f.replicas["b"]
+	i := must(b.keeper.Issuer())
+	token := must(i.Prepare(b.profile, ca.Request{
+		ID: must(trust.ParseID(web)), PublicKey: newKey().Public(), Attestation: &ca.Attestation{Cluster: "east", Node: "n1", Time: time.Now()},
+	}))
+	cert := must(x509.ParseCertificate(must(i.Issue(t.Context(), token)).DER))
+	own := a.issue(web, "n1")
+	for _, r := range []*replica{b, a} {
+		r.keeper.Follow(t.Context())
+		if err := r.manager.Refresh(t.Context()); err != nil && !awaited(err) {
+			t.Fatal(err)
+		}
+	}
+	check := func(what string, want bool) {
+		t.Helper()
+		if revoked, _ := a.manager.Set().Certificate(cert); revoked != want {
+			t.Errorf("%s: revoked %v", what, revoked)
+		}
+	}
+	check("nothing", false)
+	now := time.Now()
+	for _, p := range []authority.Predicate{{Cluster: "west", Node: "n1"}, {SPIFFEID: db}} {
+		must(a.keeper.Revoke(t.Context(), authority.Revocation{Predicate: p, Time: now, Actor: "x"}))
+		_ = a.manager.Refresh(t.Context())
+		check(p.String(), false)
+	}
+	must(a.keeper.Revoke(t.Context(), authority.Revocation{Predicate: authority.Predicate{Cluster: "east", Node: "n1"}, Time: now, Actor: "x"}))
+	_ = a.manager.Refresh(t.Context())
+	check("its node", true)
+	if revoked, sure := (*Set)(nil).Certificate(own); revoked || !sure {
+		t.Error("the nil set is not empty")
 	}
 }

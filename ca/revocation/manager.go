@@ -19,6 +19,7 @@ import (
 	"github.com/chancery-project/chancery/ca/authority"
 	"github.com/chancery-project/chancery/ca/board"
 	"github.com/chancery-project/chancery/ca/issuelog"
+	"github.com/chancery-project/chancery/ca/revocation/match"
 	"github.com/chancery-project/chancery/trust"
 )
 
@@ -52,7 +53,7 @@ type Manager struct {
 	mu         sync.Mutex // guards all below; held while CRLs are made
 	version    uint64     // of the document that was looked at last; 0: none yet
 	raw        []byte     // its revocations
-	predicates *predicates
+	predicates *match.Predicates
 	found      map[string]Certificate // in the own log, by serial
 	resolved   bool                   // the log was read for these predicates,
 	upTo       int64                  // up to this index
@@ -133,7 +134,7 @@ func (m *Manager) look(doc *authority.Document) {
 	if m.predicates != nil && bytes.Equal(raw, m.raw) {
 		return
 	}
-	m.raw, m.predicates = raw, arrange(m.config.Domain, all)
+	m.raw, m.predicates = raw, match.Arrange(m.config.Domain, all)
 	m.forget()
 	m.storeSet(false)
 }
@@ -145,8 +146,8 @@ func (m *Manager) forget() {
 
 // storeSet makes a new Set. Caller holds mu.
 func (m *Manager) storeSet(resolved bool) {
-	s := NewSet(nil, nil, resolved || !m.predicates.needLog())
-	for _, r := range m.predicates.all {
+	s := NewSet(nil, nil, resolved || !m.predicates.NeedLog())
+	for _, r := range m.predicates.All {
 		if r.SPIFFEID != "" && r.Restored == nil {
 			s.identities[r.SPIFFEID] = true
 		}
@@ -162,6 +163,7 @@ func (m *Manager) storeSet(resolved bool) {
 			s.serials[r.Serial] = true
 		}
 	}
+	s.behind, s.predicates = m.behind(), m.predicates
 	if old := m.set.Load(); !s.complete && old != nil { // what was known stays known while the rest is looked for
 		maps.Copy(s.serials, old.serials)
 	}
@@ -223,6 +225,13 @@ func (m *Manager) isWaiting() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.waiting
+}
+
+// isGathering reports whether another replica has not told yet what it has of the newest revocations.
+func (m *Manager) isGathering() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.gathering(m.config.Authority.Document(), time.Now())
 }
 
 // Refresh brings everything up to date with document, log and time, and publishes it if it changed. It does little where
@@ -318,7 +327,7 @@ func (l *Lists) same(o *Lists) bool {
 // resolve finds the certificates that the predicates mean and that the log has got since. Caller holds mu.
 func (m *Manager) resolve(ctx context.Context) error {
 	log := m.config.Issuance
-	if m.resolved && (!m.predicates.needLog() || log == nil || log.Size() == m.upTo) {
+	if m.resolved && (!m.predicates.NeedLog() || log == nil || log.Size() == m.upTo) {
 		return nil
 	}
 	known := len(m.found)
@@ -345,7 +354,7 @@ func (m *Manager) resolve(ctx context.Context) error {
 
 // describe stores what can be said. Caller holds mu.
 func (m *Manager) describe(err error) {
-	s := &State{Revocations: m.predicates.all, Counts: make([]uint64, len(m.predicates.all)), Off: m.off, Stale: m.stale, Blocked: m.blocked, Err: err, Failing: m.failing}
+	s := &State{Revocations: m.predicates.All, Counts: make([]uint64, len(m.predicates.All)), Off: m.off, Stale: m.stale, Blocked: m.blocked, Err: err, Failing: m.failing}
 	now := time.Now()
 	doc := m.config.Authority.Document()
 	for _, c := range m.union(doc) {
@@ -410,11 +419,12 @@ func (m *Manager) Revoke(ctx context.Context, r authority.Revocation, dryRun boo
 	return result, nil
 }
 
-// settle is Refresh, until nobody is waited for.
+// settle is Refresh, until those who live have told what they have, or had the time to.
 func (m *Manager) settle(ctx context.Context) error {
-	for {
+	for end := time.Now().Add(m.gather); ; {
 		changed := m.news()
-		if err := m.Refresh(ctx); err != nil || !m.isWaiting() {
+		err := m.Refresh(ctx)
+		if more := m.isWaiting() || m.isGathering() && time.Now().Before(end); err != nil || !more {
 			return err
 		}
 		select {
@@ -430,7 +440,7 @@ func (m *Manager) settle(ctx context.Context) error {
 func (m *Manager) count(r *Result) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	i, ok := m.predicates.byID[r.Revocation]
+	i, ok := m.predicates.ByID[r.Revocation]
 	if !ok {
 		return
 	}
@@ -446,7 +456,7 @@ func (m *Manager) count(r *Result) {
 		}
 		count++
 		if !own[c.Serial] && len(r.Certificates) < maxListed {
-			c.SPIFFEID = m.predicates.all[i].SPIFFEID
+			c.SPIFFEID = m.predicates.All[i].SPIFFEID
 			r.Certificates = append(r.Certificates, c)
 		}
 	}
@@ -490,7 +500,7 @@ func (m *Manager) preview(ctx context.Context, r authority.Revocation) (*preview
 		return nil, err
 	}
 	out := new(preview)
-	out.upTo, err = m.scan(ctx, arrange(m.config.Domain, []authority.Revocation{r}), 0, now, func(c Certificate) error {
+	out.upTo, err = m.scan(ctx, match.Arrange(m.config.Domain, []authority.Revocation{r}), 0, now, func(c Certificate) error {
 		switch {
 		case c.SPIFFEID == m.config.Domain.URI():
 			return fmt.Errorf("serial %s is that of a signing certificate; what hangs on it cannot be revoked one by one: make a new issuer", c.Serial)
@@ -560,10 +570,10 @@ func (m *Manager) adopt(stored authority.Revocation, p *preview) {
 		return
 	}
 	before, err := json.Marshal(all[:last])
-	if err != nil || !bytes.Equal(before, m.raw) && last > 0 || last == 0 && len(m.predicates.all) > 0 {
+	if err != nil || !bytes.Equal(before, m.raw) && last > 0 || last == 0 && len(m.predicates.All) > 0 {
 		return
 	}
-	if m.predicates.needLog() {
+	if m.predicates.NeedLog() {
 		p.upTo = min(p.upTo, m.upTo)
 	}
 	found, pruned := m.found, m.pruned

@@ -104,7 +104,7 @@ func (m *Manager) told() []board.Revoked {
 	add := func(gone func(*Certificate) bool) {
 		for _, c := range m.found {
 			if !gone(&c) {
-				all = append(all, board.Revoked{Serial: c.Serial, NotAfter: c.NotAfter, Revocation: m.predicates.all[c.Revocation].ID, Issuer: c.Issuer})
+				all = append(all, board.Revoked{Serial: c.Serial, NotAfter: c.NotAfter, Revocation: m.predicates.All[c.Revocation].ID, Issuer: c.Issuer})
 			}
 		}
 	}
@@ -157,7 +157,7 @@ func (m *Manager) union(doc *authority.Document) map[string]Certificate {
 	}
 	told := func(revoked []board.Revoked) {
 		for _, r := range revoked {
-			if i, ok := m.predicates.byID[r.Revocation]; ok { // else it stands in another document than ours
+			if i, ok := m.predicates.ByID[r.Revocation]; ok { // else it stands in another document than ours
 				add(Certificate{Serial: r.Serial, Issuer: r.Issuer, NotAfter: r.NotAfter, Revocation: i})
 			}
 		}
@@ -176,9 +176,9 @@ func (m *Manager) union(doc *authority.Document) map[string]Certificate {
 			}
 		}
 	}
-	for serial, i := range m.predicates.serials {
-		if _, ok := all[serial]; !ok && m.predicates.all[i].Until != nil { // somebody may have signed it behind the logs' back
-			all[serial] = Certificate{Serial: serial, NotAfter: *m.predicates.all[i].Until, Revocation: i}
+	for serial, i := range m.predicates.Serials {
+		if _, ok := all[serial]; !ok && m.predicates.All[i].Until != nil { // somebody may have signed it behind the logs' back
+			all[serial] = Certificate{Serial: serial, NotAfter: *m.predicates.All[i].Until, Revocation: i}
 		}
 	}
 	m.all = all
@@ -209,7 +209,7 @@ func (m *Manager) listingOf(doc *authority.Document, c document.CRL) *listing {
 	h := sha256.New()
 	fmt.Fprintln(h, "chancery CRL content 1")
 	for _, x := range list {
-		r := &m.predicates.all[x.Revocation]
+		r := &m.predicates.All[x.Revocation]
 		e := entry{x.Serial, x.Issuer, r.Reason, r.Time.UTC().Truncate(time.Second)}
 		if e.time.After(c.Time) { // by a clock that was ahead
 			e.time = c.Time
@@ -276,7 +276,7 @@ func (m *Manager) isReached(doc *authority.Document, last document.CRL) bool {
 // knows.
 func (m *Manager) prune(at time.Time) {
 	for serial, c := range m.found {
-		if _, named := m.predicates.serials[serial]; !named && c.gone(at) {
+		if _, named := m.predicates.Serials[serial]; !named && c.gone(at) {
 			delete(m.found, serial)
 			m.tells = nil
 		}
@@ -333,6 +333,22 @@ func (m *Manager) gathering(doc *authority.Document, now time.Time) bool {
 		}
 	}
 	return false
+}
+
+// behind returns the logs of other replicas that were not searched for all that is revoked.
+func (m *Manager) behind() map[uint32]bool {
+	out := map[uint32]bool{}
+	doc := m.config.Authority.Document()
+	state := doc.Domains[m.config.Domain.String()]
+	if state == nil {
+		return out
+	}
+	for _, l := range m.others(doc) {
+		if n := m.noteOf(l); n == nil || n.Resolved < state.NeedsResolved() || n.Omitted > 0 {
+			out[l.ID] = true
+		}
+	}
+	return out
 }
 
 func nameOf(l *authority.LogState) string {

@@ -357,7 +357,7 @@ func TestD13RevokedOnAllReplicas(t *testing.T) {
 func TestD13ReplicaThatIsDown(t *testing.T) {
 	f := newFleet(t, "a", "b", "c")
 	a, c := f.replicas["a"], f.replicas["c"]
-	a1, c1, c2 := a.issue(web, "n1"), c.issue(web, "n1"), c.issue(db, "n1")
+	a1, c1, c2, c3 := a.issue(web, "n1"), c.issue(web, "n1"), c.issue(db, "n1"), c.issue("spiffe://cluster.local/ns/foo/sa/x", "n1")
 	f.run()
 	f.settled("start")
 	must(a.revoke(authority.Predicate{SPIFFEID: web}))
@@ -380,6 +380,14 @@ func TestD13ReplicaThatIsDown(t *testing.T) {
 		})
 	}
 	f.settled("one is down", a1, c1)
+	for _, x := range f.replicas { // nobody knows its serial, and it renews nothing all the same
+		if revoked, sure := x.manager.Set().Certificate(c2); !revoked || !sure {
+			t.Errorf("%s: a certificate from the log of who is down: revoked %v, sure %v", x.name, revoked, sure)
+		}
+		if revoked, sure := x.manager.Set().Certificate(c3); revoked || !sure {
+			t.Errorf("%s: a good certificate from the log of who is down: revoked %v, sure %v", x.name, revoked, sure)
+		}
+	}
 	f.open("c").run()
 	f.settled("it is back", a1, c1, c2)
 	for _, x := range f.replicas {

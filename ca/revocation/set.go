@@ -1,15 +1,23 @@
 package revocation
 
 import (
+	"crypto/x509"
+	"encoding/binary"
 	"encoding/hex"
 	"math/big"
+
+	"github.com/chancery-project/chancery/ca"
+	"github.com/chancery-project/chancery/ca/audit"
+	"github.com/chancery-project/chancery/ca/revocation/match"
 )
 
 // Set is what is revoked at a moment, for the way of each request. It is immutable; the nil Set is empty.
 type Set struct {
 	identities map[string]bool
-	serials    map[string]bool // hex
-	complete   bool            // false until the issuance log was read after a start
+	serials    map[string]bool   // hex
+	complete   bool              // false until the issuance log was read after a start
+	behind     map[uint32]bool   // IDs of logs that nobody has searched for all that is revoked
+	predicates *match.Predicates // by which their certificates are judged
 }
 
 // NewSet returns a set of identities and serials (hex). It is complete if no other serial can turn out to be revoked.
@@ -33,4 +41,20 @@ func (s *Set) Serial(serial *big.Int) (revoked, sure bool) {
 		return false, true
 	}
 	return s.serials[hex.EncodeToString(serial.Bytes())], s.complete
+}
+
+// Certificate is Serial for a certificate that is at hand: one from a log that nobody has searched yet, as that of a replica which is
+// down, is judged by what it says of itself. Its time is that from which on it is valid, so that too much rather than too little
+// counts as revoked, by a minute or so.
+func (s *Set) Certificate(c *x509.Certificate) (revoked, sure bool) {
+	revoked, sure = s.Serial(c.SerialNumber)
+	serial := c.SerialNumber.Bytes()
+	if revoked || s == nil || len(serial) < 4 || !s.behind[binary.BigEndian.Uint32(serial)] || len(c.URIs) != 1 {
+		return revoked, sure
+	}
+	e := audit.Record{Serial: hex.EncodeToString(serial), SPIFFEID: c.URIs[0].String(), Time: c.NotBefore}
+	if at, err := ca.AttestationOf(c); err == nil && at != nil {
+		e.Requester.Cluster, e.Requester.Node = at.Cluster, at.Node
+	}
+	return s.predicates.Match(&e) >= 0, sure
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/chancery-project/chancery/ca/authority"
 	"github.com/chancery-project/chancery/ca/document"
+	"github.com/chancery-project/chancery/ca/revocation/match"
 	"github.com/chancery-project/chancery/trust"
 )
 
@@ -152,7 +153,7 @@ func TestForgottenEntriesComeBack(t *testing.T) {
 func TestJustEndedIsFoundAfterARestart(t *testing.T) {
 	w := start(t, t.TempDir(), true)
 	bad := w.issue(web, "n1")
-	p := arrange(td, []authority.Revocation{{Predicate: authority.Predicate{SPIFFEID: web}}})
+	p := match.Arrange(td, []authority.Revocation{{Predicate: authority.Predicate{SPIFFEID: web}}})
 	if err := w.issuance.Sequence(); err != nil {
 		t.Fatal(err)
 	}

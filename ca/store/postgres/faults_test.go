@@ -189,7 +189,8 @@ func TestFailover(t *testing.T) {
 	primary := pgtest.New(t)
 	db := primary.Database(t)
 	standby := primary.Standby(t)
-	primary.Exec(t, "postgres", "ALTER SYSTEM SET synchronous_standby_names = '*'", "SELECT pg_reload_conf()")
+	primary.Exec(t, "postgres", "ALTER SYSTEM SET synchronous_standby_names = '*'")
+	primary.Reload(t, "synchronous_standby_names", "*")
 	both := url.Values{"host": {standby.Socket + "," + primary.Socket}, "port": {strconv.Itoa(standby.Port) + "," + strconv.Itoa(primary.Port)}}
 	s := create(t, "postgres://"+pgtest.Admin+"@/"+db+"?"+both.Encode())
 	_, err := postgres.Open(t.Context(), postgres.Config{URL: standby.URL(db, pgtest.Admin)})
@@ -208,7 +209,7 @@ func TestFailover(t *testing.T) {
 	}
 	primary.Kill()
 	seen := calls()
-	standby.Exec(t, "postgres", "SELECT pg_promote()", "ALTER SYSTEM SET synchronous_standby_names = ''", "SELECT pg_reload_conf()")
+	standby.Exec(t, "postgres", "SELECT pg_promote()") // its own synchronous_standby_names is empty
 	within(t, "calls work again", func() bool { _, _, err := s.Load(t.Context()); return err == nil })
 	if data, v, err := s.Load(t.Context()); err != nil || v != 20 || string(data) != "20" {
 		t.Errorf("after the failover: version %d, %q, %v", v, data, err)

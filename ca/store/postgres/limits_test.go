@@ -2,6 +2,7 @@ package postgres_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"sync"
@@ -153,4 +154,36 @@ func TestFewConnections(t *testing.T) {
 		t.Error(err)
 	}
 	within(t, "its connections are gone", func() bool { return connections() < others })
+}
+
+// TestLastPlaceForANote is taken by one, of all who want it at the same moment.
+func TestLastPlaceForANote(t *testing.T) {
+	c := pgtest.Shared(t)
+	db := c.Database(t)
+	var all []store.Store
+	for range 4 {
+		all = append(all, create(t, c.URL(db, pgtest.Admin)))
+	}
+	for round := range 5 {
+		c.Exec(t, db, "DELETE FROM chancery.note", fmt.Sprintf("INSERT INTO chancery.note SELECT 'r' || n, 'x' FROM generate_series(1, %d) n", store.MaxNotes-1))
+		var mu sync.Mutex
+		var wg sync.WaitGroup
+		took := 0
+		for i := range 12 {
+			wg.Go(func() {
+				switch err := all[i%4].PutNote(t.Context(), fmt.Sprint("late-", i), nil); {
+				case err == nil:
+					mu.Lock()
+					took++
+					mu.Unlock()
+				case !errors.Is(err, store.ErrTooManyNotes):
+					t.Error(err)
+				}
+			})
+		}
+		wg.Wait()
+		if took != 1 {
+			t.Fatalf("round %d: %d took the last place", round, took)
+		}
+	}
 }

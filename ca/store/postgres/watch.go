@@ -64,7 +64,8 @@ func (s *Store) listen(ctx context.Context, changed func()) bool {
 			defer cancel()
 			_ = conn.Close(ctx)
 		}
-		if lost { // nobody should wait for what may never answer
+		if lost { // nobody should wait for what may never answer, and the other connections are no better
+			s.pool.Reset()
 			go goodbye()
 			return
 		}

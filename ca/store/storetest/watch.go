@@ -37,7 +37,7 @@ func watching(t *testing.T, s store.Store) *watcher {
 // sees waits until, after a call, the store is as told. Without a call it never looks.
 func (w *watcher) sees(t *testing.T, what string, ok func() (bool, error)) {
 	t.Helper()
-	deadline := time.After(patience)
+	deadline, end := time.After(patience), time.Now().Add(patience)
 	var last error
 	for {
 		select {
@@ -48,7 +48,10 @@ func (w *watcher) sees(t *testing.T, what string, ok func() (bool, error)) {
 			t.Fatalf("%s: Watch has not told of it after %s; %v", what, patience, last)
 		}
 		var done bool
-		if done, last = ok(); done {
+		for done, last = ok(); last != nil && time.Now().Before(end); done, last = ok() { // as a user does: it was told, so it looks
+			time.Sleep(10 * time.Millisecond)
+		}
+		if done {
 			return
 		}
 	}

@@ -204,8 +204,26 @@ func (c *Cluster) TLS(t testing.TB) string {
 	if err := os.WriteFile(file, []byte(ca), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	c.Exec(t, "postgres", "SELECT pg_reload_conf()")
+	c.Reload(t, "ssl", "on")
 	return file
+}
+
+// Reload makes it read its configuration again, and waits until a parameter has its new value.
+func (c *Cluster) Reload(t testing.TB, parameter, value string) {
+	t.Helper()
+	c.Exec(t, "postgres", "SELECT pg_reload_conf()")
+	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		var now string
+		conn := c.Connect(t, "postgres", Admin)
+		err := conn.QueryRow(context.Background(), "SELECT current_setting($1)", parameter).Scan(&now)
+		conn.Close(context.Background())
+		if err == nil && now == value {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%s is %q (%v), not %q", parameter, now, err, value)
+		}
+	}
 }
 
 // write writes a file of the cluster's, as its own.

@@ -3,12 +3,15 @@ package e2e
 import (
 	"bufio"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -198,27 +201,100 @@ func (k *Kube) restricted(t *testing.T, all []*unstructured.Unstructured) {
 	}
 }
 
+// pod is a folder with what a pod of the StatefulSet has, and its user: owners and modes as the kubelet sets them, where the test may.
+type pod struct {
+	dir, config, binary string
+	as                  *syscall.Credential // nil: the test's own
+}
+
+func newPod(t *testing.T) *pod {
+	t.Helper()
+	dir := SocketDir(t)
+	p := &pod{dir: dir, config: filepath.Join(dir, "config", "server.yaml"), binary: ChanceryBinary(t)}
+	key := filepath.Join(dir, "sealing", "state.key")
+	writeFile(t, key, "MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY=\n", 0o400)
+	if err := os.Mkdir(filepath.Join(dir, "data"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if os.Getuid() != 0 {
+		return p
+	}
+	const user = 65532
+	p.as = &syscall.Credential{Uid: user, Gid: user, Groups: []uint32{user}}
+	p.binary = copyTo(t, p.binary, filepath.Join(dir, "chancery"))
+	writeFile(t, p.config, "", 0o644)
+	for path, mode := range map[string]os.FileMode{
+		filepath.Dir(dir): 0o711, dir: 0o755, filepath.Dir(p.config): 0o755,
+		filepath.Dir(key): 0o750, key: 0o440, filepath.Join(dir, "data"): 0o770 | os.ModeSetgid,
+	} {
+		group := 0
+		if path == key || path == filepath.Dir(key) || mode&os.ModeSetgid != 0 {
+			group = user
+		}
+		if err := errors.Join(os.Chown(path, 0, group), os.Chmod(path, mode)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return p
+}
+
+// run runs a command in the pod.
+func (p *pod) run(t *testing.T, args ...string) string {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), p.binary, append(args, "-c", p.config)...)
+	cmd.Dir, cmd.SysProcAttr = "/", &syscall.SysProcAttr{Credential: p.as}
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("chancery %s: %v\n%s", strings.Join(args, " "), err, out)
+	}
+	return string(out)
+}
+
+// configure writes the shipped config, for this machine and a service account.
+func (p *pod) configure(t *testing.T, k *Kube, shipped, account string) {
+	t.Helper()
+	token, err := k.RequestToken(t.Context(), "chancery", account, authenticationv1.TokenRequestSpec{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	kubeconfig := filepath.Join(p.dir, account+".kubeconfig")
+	if err := k.WriteKubeconfig(kubeconfig, &clientcmdapi.AuthInfo{Token: token}); err != nil {
+		t.Fatal(err)
+	}
+	writeFile(t, filepath.Join(p.dir, "apiserver.crt"), readFile(t, k.CAFile), 0o644)
+	writeFile(t, kubeconfig, strings.ReplaceAll(readFile(t, kubeconfig), k.CAFile, filepath.Join(p.dir, "apiserver.crt")), 0o600)
+	if p.as != nil {
+		if err := os.Chown(kubeconfig, int(p.as.Uid), int(p.as.Gid)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	writeFile(t, p.config, deployedConfig(t, shipped, k.Issuer, kubeconfig, p.dir), 0o644)
+}
+
+func readFile(t *testing.T, path string) string {
+	t.Helper()
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(data)
+}
+
 // rights runs `authority init` and a server with the rights of rbac.yaml, and looks into the API server's audit log for what
 // they used of them.
 func (k *Kube) rights(t *testing.T, all []*unstructured.Unstructured) {
-	dir := SocketDir(t)
-	config := filepath.Join(dir, "server.yaml")
 	var shipped corev1.ConfigMap
 	one(t, all, "ConfigMap", "chancery", &shipped)
-	write := func(kubeconfig string) {
-		t.Helper()
-		writeFile(t, config, deployedConfig(t, shipped.Data["server.yaml"], k.Issuer, kubeconfig), 0o600)
-	}
-	writeFile(t, filepath.Join(dir, "state.key"), "MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY=\n", 0o600)
-
-	write(k.actAs(t, "chancery-init"))
-	MustRun(t, "authority", "init", "-c", config)
+	p := newPod(t)
+	p.configure(t, k, shipped.Data["server.yaml"], "chancery-init")
+	p.run(t, "authority", "init")
 	k.uses(t, "chancery-init", grantsOf(t, all, "Role", "chancery-init"))
 
-	write(k.actAs(t, "chancery"))
-	server := &Server{Dir: dir, Config: config, Roots: filepath.Join(dir, "roots.pem")}
-	server.Process = StartChancery(t, "server", dir, "server", "-c", config)
-	addrs := WaitAddrs(t, server.Process, filepath.Join(dir, "addrs"))
+	p.configure(t, k, shipped.Data["server.yaml"], "chancery")
+	config := p.config
+	server := &Server{Dir: filepath.Join(p.dir, "data"), Config: config, Roots: filepath.Join(p.dir, "data", "roots.pem")}
+	server.Process = StartProcess(t, ProcessConfig{Name: "server", Path: p.binary, Args: []string{"server", "-c", config}, Dir: "/", As: p.as})
+	addrs := WaitAddrs(t, server.Process, filepath.Join(server.Dir, "addrs"))
 	server.Listen, server.Metrics = addrs["listen"], addrs["metrics"]
 	server.WaitReady(t)
 	const ns = "app"
@@ -245,6 +321,7 @@ func (k *Kube) rights(t *testing.T, all []*unstructured.Unstructured) {
 		}
 		return nil
 	})
+	p.healthy(t)
 	grants := grantsOf(t, all, "Role", "chancery-server")
 	maps.Copy(grants, grantsOf(t, all, "ClusterRole", "chancery-server"))
 	k.uses(t, "chancery", grants)
@@ -255,16 +332,19 @@ func (k *Kube) rights(t *testing.T, all []*unstructured.Unstructured) {
 }
 
 // deployedConfig is the shipped config, for this machine.
-func deployedConfig(t *testing.T, shipped, issuer, kubeconfig string) string {
+func deployedConfig(t *testing.T, shipped, issuer, kubeconfig, dir string) string {
 	t.Helper()
 	var c map[string]any
 	if err := yaml.UnmarshalStrict([]byte(shipped), &c); err != nil {
 		t.Fatal(err)
 	}
-	c["listen"], c["metrics"], c["addrFile"], c["serverNames"] = "127.0.0.1:0", "127.0.0.1:0", "addrs", []string{"localhost", "127.0.0.1"}
-	c["auditLog"], c["issuanceLog"] = "audit.jsonl", "log"
+	c["listen"], c["metrics"], c["addrFile"], c["serverNames"] = "127.0.0.1:0", "127.0.0.1:0", filepath.Join(dir, "data", "addrs"), []string{"localhost", "127.0.0.1"}
+	for _, field := range []string{"auditLog", "issuanceLog"} {
+		c[field] = strings.Replace(c[field].(string), "/var/lib/chancery", dir, 1)
+	}
 	state := c["state"].(map[string]any)
-	state["sealingKey"], state["replica"] = "state.key", "chancery-0"
+	state["sealingKey"] = strings.Replace(state["sealingKey"].(string), "/etc/chancery", dir, 1)
+	state["replica"] = "chancery-0" // the pod's host name
 	cluster := c["clusters"].([]any)[0].(map[string]any)
 	cluster["issuer"], cluster["nodeAgents"] = issuer, []string{"app/ztunnel"}
 	for _, c := range []map[string]any{state["kubernetes"].(map[string]any), cluster} {
@@ -281,18 +361,21 @@ func deployedConfig(t *testing.T, shipped, issuer, kubeconfig string) string {
 	return string(data)
 }
 
-// actAs writes a kubeconfig with a token of one of our service accounts.
-func (k *Kube) actAs(t *testing.T, account string) string {
+// healthy: doctor, in the pod, finds nothing wrong with how it is mounted.
+func (p *pod) healthy(t *testing.T) {
 	t.Helper()
-	token, err := k.RequestToken(t.Context(), "chancery", account, authenticationv1.TokenRequestSpec{})
-	if err != nil {
-		t.Fatal(err)
+	cmd := exec.CommandContext(t.Context(), p.binary, "doctor", "-c", p.config, "-o", "json")
+	cmd.Dir, cmd.SysProcAttr = "/", &syscall.SysProcAttr{Credential: p.as}
+	out, _ := cmd.Output() // the exit code is that of the worst finding
+	h := new(health)
+	if err := json.Unmarshal(out, h); err != nil {
+		t.Fatalf("%v: %s", err, out)
 	}
-	path := filepath.Join(t.TempDir(), account+".kubeconfig")
-	if err := k.WriteKubeconfig(path, &clientcmdapi.AuthInfo{Token: token}); err != nil {
-		t.Fatal(err)
+	for _, f := range h.Findings {
+		if f.ID != "disk.low" && f.ID != "place.volatile" {
+			t.Errorf("doctor: %+v", f)
+		}
 	}
-	return path
 }
 
 // grant is one right: a verb on a resource, of one name or, where it is empty, any.

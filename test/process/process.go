@@ -31,6 +31,8 @@ type Config struct {
 	Dir  string   // working directory; empty: the test's
 	Env  []string // the whole environment; nil: the test's own
 	Log  string   // file for both outputs; empty: NAME.log in a folder of the test
+
+	As *syscall.Credential // whom it runs as; nil: the test's user
 }
 
 // Process is a running program. Its two outputs go to one file, its process group ends with the test, and the kernel kills it
@@ -74,7 +76,7 @@ func Launch(cfg Config) (*Process, error) {
 	defer log.Close()
 	cmd := exec.Command(cfg.Path, cfg.Args...)
 	cmd.Dir, cmd.Env, cmd.Stdout, cmd.Stderr = cfg.Dir, cfg.Env, log, log
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL, Credential: cfg.As}
 
 	p := &Process{Name: cfg.Name, LogFile: cfg.Log, done: make(chan struct{})}
 	started := make(chan error)

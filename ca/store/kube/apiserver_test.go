@@ -1,10 +1,11 @@
 package kube
 
 import (
-	"errors"
+	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 
@@ -81,8 +82,18 @@ func open(t testing.TB, c Config) *Store {
 	return s
 }
 
-// logger writes into a file, since a watch may log after its test has ended; a failed test shows it.
 func logger(t testing.TB) *slog.Logger {
+	t.Helper()
+	return newFile(t).logger
+}
+
+// logFile is a log in a file, since a watch may log after its test has ended; a failed test shows it.
+type logFile struct {
+	path   string
+	logger *slog.Logger
+}
+
+func newFile(t testing.TB) logFile {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "log")
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
@@ -91,9 +102,22 @@ func logger(t testing.TB) *slog.Logger {
 	}
 	t.Cleanup(func() {
 		f.Close()
-		if data, err := os.ReadFile(path); t.Failed() && !errors.Is(err, os.ErrNotExist) {
+		if data, err := os.ReadFile(path); t.Failed() && err == nil {
 			t.Logf("the store's log:\n%s", data)
 		}
 	})
-	return slog.New(slog.NewTextHandler(f, nil))
+	return logFile{path, slog.New(slog.NewTextHandler(f, nil))}
+}
+
+// has returns nil if a text is there n times.
+func (l logFile) has(t testing.TB, text string, n int) error {
+	t.Helper()
+	data, err := os.ReadFile(l.path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := strings.Count(string(data), text); got != n {
+		return fmt.Errorf("%q is there %d times; want %d", text, got, n)
+	}
+	return nil
 }

@@ -4,9 +4,11 @@ import (
 	"context"
 	"crypto/tls"
 	"net"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -252,4 +254,48 @@ func TestBoundOfStrangersMessages(t *testing.T) {
 	cancel()
 	for status.Code(open(t.Context())) == codes.ResourceExhausted { // until the server has seen the end of one
 	}
+}
+
+// A call that is under way when the server is told to stop is finished, on a connection that was told to go.
+func TestCallsUnderWayAreFinished(t *testing.T) {
+	begun, goOn := make(chan struct{}), make(chan struct{})
+	w := newWorld(t, withPods, func(w *world, c *csr.Config) {
+		c.Clusters["Kubernetes"] = csr.ClusterConfig{Cluster: waitsOnNode{w.pods, begun, goOn}}
+	})
+	answered := make(chan error, 1)
+	go func() {
+		_, err := w.istio(bearer(ztunnel()), ask(webURI))
+		answered <- err
+	}()
+	<-begun
+	stopped := make(chan error, 1)
+	go func() { stopped <- w.stop() }()
+	for !w.server.Stopping() {
+		runtime.Gosched()
+	}
+	select {
+	case err := <-answered:
+		t.Errorf("cut off: %v", err)
+	case err := <-stopped:
+		t.Errorf("it did not wait: %v", err)
+	case <-time.After(100 * time.Millisecond):
+	}
+	close(goOn)
+	if err := <-answered; err != nil {
+		t.Errorf("the call under way: %v", err)
+	}
+	if err := <-stopped; err != nil {
+		t.Error(err)
+	}
+}
+
+type waitsOnNode struct {
+	*podCluster
+	begun, goOn chan struct{}
+}
+
+func (c waitsOnNode) OnNode(ctx context.Context, who csr.Caller, namespace, account string) error {
+	close(c.begun)
+	<-c.goOn
+	return c.podCluster.OnNode(ctx, who, namespace, account)
 }

@@ -38,8 +38,11 @@ import (
 	"github.com/chancery-project/chancery/trust"
 )
 
-// maxToken bounds a token file, in bytes.
-const maxToken = 16 << 10
+const (
+	maxToken = 16 << 10 // bytes of a token file
+	// bufferSize of reads and writes: little is said on a connection, and gRPC's 64 kB would be for nothing.
+	bufferSize = 4 << 10
+)
 
 // Config says whom to ask, and as whom.
 type Config struct {
@@ -189,7 +192,7 @@ func (c *Client) dial(a address, own *trust.Identity) (*grpc.ClientConn, error) 
 	if viaProxy(a.name) {
 		target, options = a.name, nil
 	}
-	conn, err := grpc.NewClient(target, append(options, grpc.WithTransportCredentials(credentials.NewTLS(tls)),
+	conn, err := grpc.NewClient(target, append(options, grpc.WithReadBufferSize(bufferSize), grpc.WithWriteBufferSize(bufferSize), grpc.WithTransportCredentials(credentials.NewTLS(tls)),
 		// A stream is silent nearly always: a server that is gone without a word would not be missed otherwise.
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 30 * time.Second, Timeout: 10 * time.Second}))...)
 	if err != nil {

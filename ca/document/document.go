@@ -374,6 +374,12 @@ func (d *Document) Follows(version uint64, hash string) bool {
 	return true // too long ago, or before it was restored
 }
 
+// Has reports whether a document knows that it came after the version of a hash.
+func (d *Document) Has(version uint64, hash string) bool {
+	gap := d.Version - version
+	return d.Follows(version, hash) && (gap == 1 || gap-2 < uint64(len(d.Before)))
+}
+
 func strictJSON(data []byte, v any) error {
 	dec := json.NewDecoder(bytes.NewReader(data))
 	dec.DisallowUnknownFields()

@@ -288,8 +288,7 @@ func (h *Hold) write(ctx context.Context, next *document.Document, quiet bool) e
 	if failed := h.reload(ctx); failed != nil {
 		return fmt.Errorf("%w; and whether it happened is not known: %w", hidden{err}, failed)
 	}
-	now := h.snapshot.Load()
-	if bytes.Equal(h.data, data) || now.Version == next.Version+1 && now.Previous == document.Hash(data) {
+	if bytes.Equal(h.data, data) || h.snapshot.Load().Has(next.Version, document.Hash(data)) {
 		return nil
 	}
 	return err

@@ -52,8 +52,10 @@ func (h *Hold) Wake() { signal(h.wake) }
 
 // Follow looks at the store once and takes over what is new. What is wrong Fresh and Err tell.
 func (h *Hold) Follow(ctx context.Context) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
+	if h.acquire(ctx) != nil {
+		return
+	}
+	defer h.release()
 	was := h.snapshot.Load()
 	failed := h.reload(ctx)
 	if h.snapshot.Load() == was && h.take != nil {

@@ -68,6 +68,7 @@ type Keeper struct {
 	issuer        atomic.Pointer[ca.Issuer]
 	inUse         atomic.Pointer[active]    // the same issuer, with its key
 	without       atomic.Pointer[error]     // why there is no issuer
+	failed        atomic.Pointer[error]     // of the last try to look after the issuer; nil if it did not fail
 	newest        atomic.Pointer[files.Set] // plugged-in files that passed all checks
 
 	warned  time.Time // when mindIssuer warned last; of Run's goroutine
@@ -214,6 +215,7 @@ func load(ctx context.Context, c Config) (*Keeper, error) {
 	}
 	a.OnTake(a.take)
 	a.OnWrite(a.dropKeys)
+	a.OnDrive(a.unfit)
 	return a, nil
 }
 
@@ -396,6 +398,7 @@ func (a *Keeper) mindIssuer(ctx context.Context, now time.Time) {
 // tell logs what became of minding.
 func (a *Keeper) tell(err error, i *ca.Issuer, now time.Time) {
 	waits, isWaiting := errors.AsType[*waitsError](err)
+	a.failed.Store(nil)
 	switch {
 	case err == nil || errors.Is(err, replica.ErrNotDriver): // another one does it
 	case isWaiting && now.Sub(a.warned) < warnEvery:
@@ -403,12 +406,26 @@ func (a *Keeper) tell(err error, i *ca.Issuer, now time.Time) {
 		a.warned = now
 		a.config.Logger.Warn("the next issuer waits", "reason", waits.Error())
 	case !errors.Is(err, errOffline) || i == nil:
+		a.failed.Store(&err)
 		a.config.Logger.Error("issuer not renewed; the old one stays in use", "reason", err.Error())
 	case now.Sub(a.warned) >= warnEvery:
 		a.warned = now
 		a.config.Logger.Warn("issuer is past half of its life", "issuer", i.SKI(), "not_after", i.NotAfter().UTC(),
 			"left", i.NotAfter().Sub(now).Truncate(time.Minute).String(), "reason", err.Error())
 	}
+}
+
+// unfit returns why this server could not look after the issuer if it drove: it cannot open the active one, or the last try failed, as
+// where the root's key cannot be opened here. Plugged-in files may lack the active issuer's key, and bring the next one.
+func (a *Keeper) unfit() error {
+	if a.config.Plugged == nil && a.issuer.Load() == nil && !a.over(a.Document(), time.Now()) {
+		_, err := a.Issuer()
+		return err
+	}
+	if failed := a.failed.Load(); failed != nil {
+		return *failed
+	}
+	return nil
 }
 
 // over reports whether no replica can sign with what a document calls active.

@@ -40,7 +40,7 @@ type Document struct {
 	// Before holds the beginnings of the hashes of versions before that, the newest first: whoever missed some can tell that they
 	// led here.
 	Before   []string `json:"before,omitempty"`
-	By       string   `json:"by,omitempty"`       // replica that wrote this version: what two write is never the same
+	By       string   `json:"by,omitempty"`       // replica and process that wrote this version: what two write is never the same
 	Driver   *Driver  `json:"driver,omitempty"`   // who prepares and activates; nil before the first did
 	Imported *Import  `json:"imported,omitempty"` // the last time that it was restored
 }

@@ -29,7 +29,7 @@ const (
 	loadTimeout  = 10 * time.Second
 	writeTimeout = 20 * time.Second
 	stopTime     = 5 * time.Second // that a write still has when who asked for it does not wait any more
-	maxTries     = 30 // of a change that others come in between of
+	maxTries     = 30              // of a change that others come in between of
 	firstPause   = 5 * time.Millisecond
 	maxPause     = 500 * time.Millisecond
 )
@@ -59,6 +59,7 @@ type Config struct {
 // Hold is a replica's hold on the document.
 type Hold struct {
 	config   Config
+	by       string // the name, and a word of this process: what two under one name write must differ, too
 	snapshot atomic.Pointer[document.Document]
 	fresh    atomic.Pointer[freshness]
 	told     atomic.Pointer[told]
@@ -68,11 +69,15 @@ type Hold struct {
 	wake     chan struct{} // see Wake
 	driving  chan struct{} // see Driving
 
+	unfit func() error // see OnDrive
+	term  uint64       // in which this process drove last; 0: none. Of who calls TakeLease, as is
+	rest  time.Time    // until which it does not try to drive
+
 	// lock is held by who sends to it. It guards all below, and changes of snapshot; it is held over store calls, so that changes
 	// come one after the other.
 	lock   chan struct{}
-	data   []byte     // stored form of the document
-	marked uint64     // version that the mark has
+	data   []byte // stored form of the document
+	marked uint64 // version that the mark has
 	take   func(context.Context, *document.Document)
 	wrote  func(ctx context.Context, before, after *document.Document)
 }
@@ -89,7 +94,7 @@ func Open(ctx context.Context, c Config) (*Hold, error) {
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
-	h := &Hold{config: c, changed: make(chan struct{}, 1), wake: make(chan struct{}, 1), driving: make(chan struct{}, 1), lock: make(chan struct{}, 1)}
+	h := &Hold{config: c, by: fmt.Sprintf("%s %08x", c.Name, rand.Uint32()), changed: make(chan struct{}, 1), wake: make(chan struct{}, 1), driving: make(chan struct{}, 1), lock: make(chan struct{}, 1)}
 	data, version, err := c.Store.Load(ctx)
 	if errors.Is(err, store.ErrMissing) {
 		return nil, fmt.Errorf("%w: run `chancery authority init -c FILE` once", err)
@@ -230,7 +235,7 @@ func (h *Hold) change(ctx context.Context, quiet bool, f func(next *document.Doc
 		if err != nil {
 			return err
 		}
-		next.Format, next.By = document.Format, h.config.Name
+		next.Format, next.By = document.Format, h.by
 		if err := f(next); err != nil {
 			if n < maxTries && h.reload(ctx) == nil && h.snapshot.Load().Version > before.Version {
 				continue // it may think otherwise of what is there now

@@ -270,6 +270,21 @@ func TestWriteThatFailedAndHappened(t *testing.T) {
 	}
 }
 
+// TestSameChangeUnderOneName: of two processes under one name, as one that was paused and started again elsewhere, neither takes what the
+// other wrote for its own.
+func TestSameChangeUnderOneName(t *testing.T) {
+	w := newWorld(t)
+	before, after := w.open(w.config("a")), w.open(w.config("a"))
+	for _, h := range []*Hold{before, after} {
+		if err := h.Change(t.Context(), count); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if doc, _ := w.stored(); doc.State(td).CRLNumber != 2 {
+		t.Errorf("two numbers were taken, and the document has %d", doc.State(td).CRLNumber)
+	}
+}
+
 // TestFollowsWhatOthersChange: soon after it is woken, and by itself within seconds.
 func TestFollowsWhatOthersChange(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

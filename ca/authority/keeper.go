@@ -9,6 +9,7 @@ import (
 	"cmp"
 	"context"
 	"crypto/x509"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -265,6 +266,7 @@ func (a *Keeper) swap(use active) {
 func (a *Keeper) take(ctx context.Context, doc *Document) {
 	if a.taken != doc.Version {
 		defer a.wakeMind()
+		a.letGo(doc)
 	}
 	a.taken = doc.Version
 	use, err := a.activeOf(ctx, doc)
@@ -280,6 +282,25 @@ func (a *Keeper) take(ctx context.Context, doc *Document) {
 			a.config.Logger.Error("nothing is issued: the active issuer cannot be used here", "reason", err.Error())
 		}
 	}
+}
+
+// letGo forgets the issuers, and with them the keys, that a document has no more and that plugged-in files do not bring next.
+func (a *Keeper) letGo(doc *Document) {
+	keep := map[any]bool{}
+	for _, state := range doc.Domains {
+		for i := range state.Authorities {
+			keep[state.Authorities[i].ID] = true
+		}
+	}
+	if set := a.newest.Load(); set != nil {
+		keep[hex.EncodeToString(set.Chain[0].SubjectKeyId)] = true
+	}
+	a.held.Range(func(id, _ any) bool {
+		if !keep[id] {
+			a.held.Delete(id)
+		}
+		return true
+	})
 }
 
 // activeOf returns the active issuer of a document, checked: the one in use, if it is that.

@@ -390,6 +390,7 @@ const warnEvery = time.Hour
 func (a *Keeper) mindIssuer(ctx context.Context, now time.Time) {
 	i, doc := a.issuer.Load(), a.Document()
 	next, over := doc.Prepared(a.config.Domain), a.over(doc, now)
+	a.failed.Store(nil) // a try may take longer than it takes to ask whether this server is fit
 	var err error
 	switch {
 	case a.config.Plugged != nil:
@@ -419,7 +420,6 @@ func (a *Keeper) mindIssuer(ctx context.Context, now time.Time) {
 // tell logs what became of minding.
 func (a *Keeper) tell(err error, i *ca.Issuer, now time.Time) {
 	waits, isWaiting := errors.AsType[*waitsError](err)
-	a.failed.Store(nil)
 	switch {
 	case err == nil || errors.Is(err, replica.ErrNotDriver): // another one does it
 	case isWaiting && now.Sub(a.warned) < warnEvery:

@@ -9,6 +9,7 @@ import (
 	"cmp"
 	"context"
 	"crypto/x509"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -68,6 +69,7 @@ type Keeper struct {
 	issuer        atomic.Pointer[ca.Issuer]
 	inUse         atomic.Pointer[active]    // the same issuer, with its key
 	without       atomic.Pointer[error]     // why there is no issuer
+	failed        atomic.Pointer[error]     // of the last try to look after the issuer; nil if it did not fail
 	newest        atomic.Pointer[files.Set] // plugged-in files that passed all checks
 
 	warned  time.Time // when mindIssuer warned last; of Run's goroutine
@@ -214,6 +216,7 @@ func load(ctx context.Context, c Config) (*Keeper, error) {
 	}
 	a.OnTake(a.take)
 	a.OnWrite(a.dropKeys)
+	a.OnDrive(a.unfit)
 	return a, nil
 }
 
@@ -263,6 +266,7 @@ func (a *Keeper) swap(use active) {
 func (a *Keeper) take(ctx context.Context, doc *Document) {
 	if a.taken != doc.Version {
 		defer a.wakeMind()
+		a.letGo(doc)
 	}
 	a.taken = doc.Version
 	use, err := a.activeOf(ctx, doc)
@@ -278,6 +282,25 @@ func (a *Keeper) take(ctx context.Context, doc *Document) {
 			a.config.Logger.Error("nothing is issued: the active issuer cannot be used here", "reason", err.Error())
 		}
 	}
+}
+
+// letGo forgets the issuers, and with them the keys, that a document has no more and that plugged-in files do not bring next.
+func (a *Keeper) letGo(doc *Document) {
+	keep := map[any]bool{}
+	for _, state := range doc.Domains {
+		for i := range state.Authorities {
+			keep[state.Authorities[i].ID] = true
+		}
+	}
+	if set := a.newest.Load(); set != nil {
+		keep[hex.EncodeToString(set.Chain[0].SubjectKeyId)] = true
+	}
+	a.held.Range(func(id, _ any) bool {
+		if !keep[id] {
+			a.held.Delete(id)
+		}
+		return true
+	})
 }
 
 // activeOf returns the active issuer of a document, checked: the one in use, if it is that.
@@ -367,6 +390,7 @@ const warnEvery = time.Hour
 func (a *Keeper) mindIssuer(ctx context.Context, now time.Time) {
 	i, doc := a.issuer.Load(), a.Document()
 	next, over := doc.Prepared(a.config.Domain), a.over(doc, now)
+	a.failed.Store(nil) // a try may take longer than it takes to ask whether this server is fit
 	var err error
 	switch {
 	case a.config.Plugged != nil:
@@ -403,12 +427,26 @@ func (a *Keeper) tell(err error, i *ca.Issuer, now time.Time) {
 		a.warned = now
 		a.config.Logger.Warn("the next issuer waits", "reason", waits.Error())
 	case !errors.Is(err, errOffline) || i == nil:
+		a.failed.Store(&err)
 		a.config.Logger.Error("issuer not renewed; the old one stays in use", "reason", err.Error())
 	case now.Sub(a.warned) >= warnEvery:
 		a.warned = now
 		a.config.Logger.Warn("issuer is past half of its life", "issuer", i.SKI(), "not_after", i.NotAfter().UTC(),
 			"left", i.NotAfter().Sub(now).Truncate(time.Minute).String(), "reason", err.Error())
 	}
+}
+
+// unfit returns why this server could not look after the issuer if it drove: it cannot open the active one, or the last try failed, as
+// where the root's key cannot be opened here. Plugged-in files may lack the active issuer's key, and bring the next one.
+func (a *Keeper) unfit() error {
+	if a.config.Plugged == nil && a.issuer.Load() == nil && !a.over(a.Document(), time.Now()) {
+		_, err := a.Issuer()
+		return err
+	}
+	if failed := a.failed.Load(); failed != nil {
+		return *failed
+	}
+	return nil
 }
 
 // over reports whether no replica can sign with what a document calls active.

@@ -65,8 +65,8 @@ func (a *Keeper) holdSet(set *files.Set) error {
 	if err := a.check(issuer); err != nil {
 		return err
 	}
+	a.newest.Store(set) // first, so that it is not let go
 	a.held.Store(issuer.SKI(), active{issuer, set.Key})
-	a.newest.Store(set)
 	return nil
 }
 

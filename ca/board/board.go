@@ -11,7 +11,6 @@ import (
 	"maps"
 	mrand "math/rand/v2"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -199,8 +198,8 @@ func (b *Board) mend(ctx context.Context) error {
 	var over []string
 	b.mu.Lock()
 	for name, o := range b.others {
-		if n := o.note; n != nil && b.listed != nil && !b.listed(name) && name != b.config.Replica && isHeir(name, n.LogID) && time.Since(n.Seen) > ca.LeafTTLLimit+time.Hour {
-			over = append(over, name) // all that it speaks of has ended
+		if n := o.note; n != nil && b.listed != nil && !b.listed(name) && name != b.config.Replica && time.Since(n.Seen) > ca.LeafTTLLimit+time.Hour {
+			over = append(over, name) // nobody writes under that name any more, and all that it speaks of has ended
 		}
 		if o.note != nil && o.sum == [sha256.Size]byte{} && b.listed != nil && b.listed(name) {
 			lost[name] = o.raw
@@ -231,10 +230,6 @@ func (b *Board) put(ctx context.Context, name string, data []byte) error {
 func HeirName(replica string, logID uint32) string {
 	id := fmt.Sprintf(".%d", logID)
 	return replica[:min(len(replica), store.MaxName-len(id))] + id
-}
-
-func isHeir(note string, logID uint32) bool {
-	return strings.HasSuffix(note, fmt.Sprintf(".%d", logID))
 }
 
 // bequeath keeps the note that lies under the own name, if it is about another log than ours: what was revoked in that stays revoked.

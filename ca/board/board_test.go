@@ -420,13 +420,16 @@ func TestD2AnotherLogUnderTheSameName(t *testing.T) {
 			t.Errorf("got %+v", all)
 		}
 		old := Note{Replica: "a.20000002", LogID: 20_000_002, Seen: time.Now().Add(-ca.LeafTTLLimit - 2*time.Hour), Revoked: many(1, 1)}
-		if err := y.shop.PutNote(y.ctx, old.Replica, must(old.encode(y.sealer, td))); err != nil {
-			t.Fatal(err)
+		former := Note{Replica: "former", LogID: 20_000_001, Seen: old.Seen} // a's name before it got another one
+		for _, n := range []Note{old, former} {
+			if err := y.shop.PutNote(y.ctx, n.Replica, must(n.encode(y.sealer, td))); err != nil {
+				t.Fatal(err)
+			}
 		}
 		b.Keep(func(name string) bool { return name == "a" || name == "b" })
 		sleep(time.Minute)
-		if have := must(y.shop.Notes(y.ctx)); len(have) != 3 || have[old.Replica] != nil {
-			t.Errorf("%d notes; that of which all has ended should go, and no other", len(have))
+		if have := must(y.shop.Notes(y.ctx)); len(have) != 3 || have[old.Replica] != nil || have["former"] != nil {
+			t.Errorf("%d notes; those of which all has ended should go, and no others", len(have))
 		}
 		if n := len(HeirName(strings.Repeat("x", store.MaxName), 20_000_000)); n != store.MaxName {
 			t.Errorf("a name of %d bytes", n)

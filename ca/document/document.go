@@ -40,7 +40,7 @@ type Document struct {
 	// Before holds the beginnings of the hashes of versions before that, the newest first: whoever missed some can tell that they
 	// led here.
 	Before   []string `json:"before,omitempty"`
-	By       string   `json:"by,omitempty"`       // replica that wrote this version: what two write is never the same
+	By       string   `json:"by,omitempty"`       // replica and process that wrote this version: what two write is never the same
 	Driver   *Driver  `json:"driver,omitempty"`   // who prepares and activates; nil before the first did
 	Imported *Import  `json:"imported,omitempty"` // the last time that it was restored
 }
@@ -372,6 +372,12 @@ func (d *Document) Follows(version uint64, hash string) bool {
 		return d.Before[gap-2] == short(hash)
 	}
 	return true // too long ago, or before it was restored
+}
+
+// Has reports whether a document knows that it came after the version of a hash.
+func (d *Document) Has(version uint64, hash string) bool {
+	gap := d.Version - version
+	return d.Follows(version, hash) && (gap == 1 || gap-2 < uint64(len(d.Before)))
 }
 
 func strictJSON(data []byte, v any) error {

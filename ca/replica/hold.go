@@ -13,7 +13,6 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -29,7 +28,8 @@ const (
 	pollEvery    = 10 * time.Second // the store is asked, though no watch has said anything
 	loadTimeout  = 10 * time.Second
 	writeTimeout = 20 * time.Second
-	maxTries     = 30 // of a change that others come in between of
+	stopTime     = 5 * time.Second // that a write still has when who asked for it does not wait any more
+	maxTries     = 30              // of a change that others come in between of
 	firstPause   = 5 * time.Millisecond
 	maxPause     = 500 * time.Millisecond
 )
@@ -59,6 +59,7 @@ type Config struct {
 // Hold is a replica's hold on the document.
 type Hold struct {
 	config   Config
+	by       string // the name, and a word of this process: what two under one name write must differ, too
 	snapshot atomic.Pointer[document.Document]
 	fresh    atomic.Pointer[freshness]
 	told     atomic.Pointer[told]
@@ -68,9 +69,15 @@ type Hold struct {
 	wake     chan struct{} // see Wake
 	driving  chan struct{} // see Driving
 
-	mu     sync.Mutex // guards all below, and changes of snapshot; held over store calls, so that changes come one after the other
-	data   []byte     // stored form of the document
-	marked uint64     // version that the mark has
+	unfit func() error // see OnDrive
+	term  uint64       // in which this process drove last; 0: none. Of who calls TakeLease, as is
+	rest  time.Time    // until which it does not try to drive
+
+	// lock is held by who sends to it. It guards all below, and changes of snapshot; it is held over store calls, so that changes
+	// come one after the other.
+	lock   chan struct{}
+	data   []byte // stored form of the document
+	marked uint64 // version that the mark has
 	take   func(context.Context, *document.Document)
 	wrote  func(ctx context.Context, before, after *document.Document)
 }
@@ -79,6 +86,7 @@ type Hold struct {
 type freshness struct {
 	confirmed time.Time
 	why       error // of the last try; nil if it did
+	back      error // ErrRolledBack, from when that was found until the store confirms the document
 }
 
 // Open loads the document, holds it to the mark, and registers this replica in it if it is not there yet.
@@ -86,7 +94,7 @@ func Open(ctx context.Context, c Config) (*Hold, error) {
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
-	h := &Hold{config: c, changed: make(chan struct{}, 1), wake: make(chan struct{}, 1), driving: make(chan struct{}, 1)}
+	h := &Hold{config: c, by: fmt.Sprintf("%s %08x", c.Name, rand.Uint32()), changed: make(chan struct{}, 1), wake: make(chan struct{}, 1), driving: make(chan struct{}, 1), lock: make(chan struct{}, 1)}
 	data, version, err := c.Store.Load(ctx)
 	if errors.Is(err, store.ErrMissing) {
 		return nil, fmt.Errorf("%w: run `chancery authority init -c FILE` once", err)
@@ -141,8 +149,8 @@ func (h *Hold) Fresh() (confirmed time.Time, why error) {
 // Err returns why this replica should not serve, whatever its issuer can do: its document may be an older one than others have
 // seen, or its log is that of another server. A store that is down is no reason: see Fresh.
 func (h *Hold) Err() error {
-	if _, why := h.Fresh(); errors.Is(why, ErrRolledBack) {
-		return why
+	if back := h.fresh.Load().back; back != nil {
+		return back
 	}
 	if err := h.behind(time.Now()); err != nil {
 		return err
@@ -190,19 +198,35 @@ func (h *Hold) register(ctx context.Context) error {
 // Change has f change a copy of the newest document, and stores it as the next version. If somebody else was faster, f is called
 // again with what they stored: it must do nothing but change the copy. It takes the lock of changes.
 func (h *Hold) Change(ctx context.Context, f func(next *document.Document) error) error {
-	h.mu.Lock()
-	defer h.mu.Unlock()
+	if err := h.acquire(ctx); err != nil {
+		return err
+	}
+	defer h.release()
 	return h.change(ctx, false, f)
 }
 
 // ChangeQuietly is Change for what only its maker needs to know of: Changed is not signalled.
 func (h *Hold) ChangeQuietly(ctx context.Context, f func(next *document.Document) error) error {
-	h.mu.Lock()
-	defer h.mu.Unlock()
+	if err := h.acquire(ctx); err != nil {
+		return err
+	}
+	defer h.release()
 	return h.change(ctx, true, f)
 }
 
-// change is Change for who holds mu or is alone.
+// acquire takes the lock of changes, unless ctx ends before.
+func (h *Hold) acquire(ctx context.Context) error {
+	select {
+	case h.lock <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("waiting for another change of the authority document: %w", ctx.Err())
+	}
+}
+
+func (h *Hold) release() { <-h.lock }
+
+// change is Change for who holds the lock or is alone.
 func (h *Hold) change(ctx context.Context, quiet bool, f func(next *document.Document) error) error {
 	pause := firstPause
 	for n := 1; ; n++ {
@@ -211,7 +235,7 @@ func (h *Hold) change(ctx context.Context, quiet bool, f func(next *document.Doc
 		if err != nil {
 			return err
 		}
-		next.Format, next.By = document.Format, h.config.Name
+		next.Format, next.By = document.Format, h.by
 		if err := f(next); err != nil {
 			if n < maxTries && h.reload(ctx) == nil && h.snapshot.Load().Version > before.Version {
 				continue // it may think otherwise of what is there now
@@ -266,9 +290,27 @@ func Change(ctx context.Context, st store.Store, s *keys.Sealer, f func(next *do
 	}
 }
 
-// write replaces the stored document by next, which follows the one in use. It ends though ctx may not wait: of a write that was
-// cut off nobody would know whether it happened. If it fails, it looks. Caller holds mu or is alone.
+// lasting returns a context that ends after a time, and, where parent ends before, a while after that.
+func lasting(parent context.Context, long time.Duration) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(parent), long)
+	stop := context.AfterFunc(parent, func() {
+		timer := time.AfterFunc(stopTime, cancel)
+		context.AfterFunc(ctx, func() { timer.Stop() })
+	})
+	return ctx, func() {
+		stop()
+		cancel()
+	}
+}
+
+// write replaces the stored document by next, which follows the one in use. It is not cut off as soon as ctx ends: nobody would know
+// whether it happened. If it fails, it looks. Caller holds the lock or is alone.
 func (h *Hold) write(ctx context.Context, next *document.Document, quiet bool) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	lasts, end := lasting(ctx, writeTimeout+loadTimeout+time.Second) // no less than what it does
+	defer end()
 	ctx = context.WithoutCancel(ctx)
 	data, err := next.Encode(h.config.Sealer)
 	if err != nil {
@@ -277,7 +319,7 @@ func (h *Hold) write(ctx context.Context, next *document.Document, quiet bool) e
 	if len(data) > store.MaxDocument {
 		return fmt.Errorf("the authority document would have %d bytes; at most %d are stored", len(data), store.MaxDocument)
 	}
-	timed, cancel := context.WithTimeout(ctx, writeTimeout)
+	timed, cancel := context.WithTimeout(lasts, writeTimeout)
 	defer cancel()
 	err = h.config.Store.Replace(timed, h.snapshot.Load().Version, next.Version, data)
 	if err == nil {
@@ -285,11 +327,10 @@ func (h *Hold) write(ctx context.Context, next *document.Document, quiet bool) e
 		h.confirm(nil)
 		return nil
 	}
-	if failed := h.reload(ctx); failed != nil {
+	if failed := h.reload(lasts); failed != nil {
 		return fmt.Errorf("%w; and whether it happened is not known: %w", hidden{err}, failed)
 	}
-	now := h.snapshot.Load()
-	if bytes.Equal(h.data, data) || now.Version == next.Version+1 && now.Previous == document.Hash(data) {
+	if bytes.Equal(h.data, data) || h.snapshot.Load().Has(next.Version, document.Hash(data)) {
 		return nil
 	}
 	return err
@@ -298,7 +339,7 @@ func (h *Hold) write(ctx context.Context, next *document.Document, quiet bool) e
 // hidden is an error that is no conflict to those who would try again at once.
 type hidden struct{ error }
 
-// adopt makes a document the one in use. Caller holds mu or is alone.
+// adopt makes a document the one in use. Caller holds the lock or is alone.
 func (h *Hold) adopt(ctx context.Context, next *document.Document, data []byte, quiet bool) {
 	h.data = data
 	h.snapshot.Store(next)
@@ -322,7 +363,7 @@ func signal(c chan struct{}) {
 	}
 }
 
-// reload takes the stored document over, if it is newer. Caller holds mu or is alone.
+// reload takes the stored document over, if it is newer. Caller holds the lock or is alone.
 func (h *Hold) reload(ctx context.Context) error {
 	timed, cancel := context.WithTimeout(ctx, loadTimeout)
 	defer cancel()
@@ -371,9 +412,11 @@ func rolledBack(format string, args ...any) error {
 // confirm notes what a look at the store gave.
 func (h *Hold) confirm(err error) {
 	was := h.fresh.Load()
-	now := &freshness{was.confirmed, err}
+	now := &freshness{was.confirmed, err, was.back}
 	if err == nil {
-		now.confirmed = time.Now()
+		now.confirmed, now.back = time.Now(), nil
+	} else if errors.Is(err, ErrRolledBack) {
+		now.back = err
 	}
 	h.fresh.Store(now)
 	switch {

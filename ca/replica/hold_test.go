@@ -245,16 +245,43 @@ func TestWriteThatFailedAndHappened(t *testing.T) {
 	if err := a.Change(t.Context(), count); err != nil || number() != 3 {
 		t.Errorf("what happened, before another's change: %v, %d", err, number())
 	}
+	f.set(func() {
+		f.after = func() {
+			for range 3 {
+				if err := b.Change(t.Context(), count); err != nil {
+					t.Error(err)
+				}
+			}
+		}
+	})
+	if err := a.Change(t.Context(), count); err != nil || number() != 7 {
+		t.Errorf("what happened, before several changes of another: %v, %d", err, number())
+	}
 	f.set(func() { f.after, f.load = nil, lost })
 	if err := a.Change(t.Context(), count); !errors.Is(err, lost) || !strings.Contains(err.Error(), "whether it happened is not known") || errors.Is(err, store.ErrConflict) {
 		t.Errorf("what nobody knows: %v", err)
 	}
 	f.set(func() { f.replace, f.load = nil, nil })
-	if err := a.Change(t.Context(), count); err != nil || number() != 4 { // the same change of the same document: it has happened
+	if err := a.Change(t.Context(), count); err != nil || number() != 8 { // the same change of the same document: it has happened
 		t.Errorf("the next one: %v, %d", err, number())
 	}
-	if err := a.Change(t.Context(), count); err != nil || number() != 5 {
+	if err := a.Change(t.Context(), count); err != nil || number() != 9 {
 		t.Errorf("the one after: %v, %d", err, number())
+	}
+}
+
+// TestSameChangeUnderOneName: of two processes under one name, as one that was paused and started again elsewhere, neither takes what the
+// other wrote for its own.
+func TestSameChangeUnderOneName(t *testing.T) {
+	w := newWorld(t)
+	before, after := w.open(w.config("a")), w.open(w.config("a"))
+	for _, h := range []*Hold{before, after} {
+		if err := h.Change(t.Context(), count); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if doc, _ := w.stored(); doc.State(td).CRLNumber != 2 {
+		t.Errorf("two numbers were taken, and the document has %d", doc.State(td).CRLNumber)
 	}
 }
 

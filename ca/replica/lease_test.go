@@ -3,6 +3,8 @@ package replica
 import (
 	"context"
 	"errors"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -156,5 +158,85 @@ func TestSameReplicaAgain(t *testing.T) {
 	}
 	if err := after.Drive(t.Context(), count); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestTwoUnderOneNameDoNotTakeTurns: a process that was paused, and meanwhile started again elsewhere, leaves the term to the new one for
+// minutes; each term is a version of the document.
+func TestTwoUnderOneNameDoNotTakeTurns(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		before, after := w.open(w.config("a")), w.open(w.config("a"))
+		ctx, cancel := context.WithCancel(t.Context())
+		var wg sync.WaitGroup
+		for _, h := range []*Hold{before, after} {
+			wg.Go(func() { h.Run(ctx) })
+			time.Sleep(time.Second)
+		}
+		time.Sleep(10 * time.Minute)
+		doc, _ := w.stored()
+		if doc.Driver.Term > 6 {
+			t.Errorf("in ten minutes they took %d terms", doc.Driver.Term)
+		}
+		if before.Drives() && after.Drives() {
+			t.Error("both drive")
+		}
+		cancel()
+		wg.Wait()
+	})
+}
+
+// TestDriverThatCannotLeavesItToOthers: to those that can. Where there is none, it takes the lease again, in the same term, so that
+// nothing is written.
+func TestDriverThatCannotLeavesItToOthers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		a, b := w.open(w.config("a")), w.open(w.config("b"))
+		var broken atomic.Bool
+		a.OnDrive(func() error {
+			if broken.Load() {
+				return errors.New("its key cannot be opened")
+			}
+			return nil
+		})
+		ctx, cancel := context.WithCancel(t.Context())
+		var wg sync.WaitGroup
+		wg.Go(func() { a.Run(ctx) })
+		time.Sleep(time.Minute)
+		if !a.Drives() {
+			t.Fatal("it does not drive")
+		}
+		before, _ := w.stored()
+		broken.Store(true)
+		for range 600 { // b is listed, and is down
+			time.Sleep(time.Second)
+		}
+		if now, _ := w.stored(); now.Version != before.Version {
+			t.Errorf("version %d became %d by nobody who drives", before.Version, now.Version)
+		}
+		wg.Go(func() { b.Run(ctx) })
+		time.Sleep(standBack + 2*leaseEvery)
+		if !b.Drives() || a.Drives() {
+			t.Errorf("a, which cannot, drives: %v; b, which can: %v", a.Drives(), b.Drives())
+		}
+		broken.Store(false)
+		time.Sleep(2 * standBack)
+		if !b.Drives() || a.Drives() {
+			t.Error("the lease went back though its holder lives")
+		}
+		cancel()
+		wg.Wait()
+	})
+}
+
+// TestAloneItDrivesWhateverIsWrong: there is nobody to leave it to.
+func TestAloneItDrivesWhateverIsWrong(t *testing.T) {
+	w := newWorld(t)
+	h := w.open(w.config("a"))
+	h.OnDrive(func() error { return errors.New("its key cannot be opened") })
+	for range 3 {
+		if !h.TakeLease(t.Context()) {
+			t.Fatal("it does not drive")
+		}
 	}
 }

@@ -125,7 +125,7 @@ func (h *Hold) mayLackMark(d *document.Document) error {
 		"Put it back; if it is lost, `chancery replica forget %s`, so that this replica is registered anew", c.Mark, own.Replica, own.Replica)
 }
 
-// putMark writes the mark for the document in use. Caller holds mu or is alone.
+// putMark writes the mark for the document in use. Caller holds the lock or is alone.
 func (h *Hold) putMark() error {
 	d := h.snapshot.Load()
 	if h.config.Mark == "" || h.marked == d.Version {

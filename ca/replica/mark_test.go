@@ -2,6 +2,7 @@ package replica
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"io/fs"
 	"os"
@@ -358,4 +359,43 @@ func TestD9AgentsKnowBetter(t *testing.T) {
 			t.Errorf("%v, %v", err, b.Err())
 		}
 	})
+}
+
+// TestD9NoCodePassesForAnother: what is authenticated under the sealing key says what it is, so that a code of a document, of a mark in
+// a file and of a mark that agents carry is good for none of the others, nor for another trust domain.
+func TestD9NoCodePassesForAnother(t *testing.T) {
+	w := newWorld(t)
+	a := w.open(w.config("a"))
+	doc, data := w.stored()
+	version, carried := a.Mark()
+	var envelope struct {
+		MAC []byte `json:"mac"`
+	}
+	if err := json.Unmarshal(data, &envelope); err != nil {
+		t.Fatal(err)
+	}
+	path := w.config("a").Mark
+	var file markFile
+	if err := json.Unmarshal(must(os.ReadFile(path)), &file); err != nil || file.Version != version || version != doc.Version {
+		t.Fatal(file.Version, version, err)
+	}
+	for name, mac := range map[string][]byte{"the document's": envelope.MAC, "the file's": file.MAC} {
+		if a.CheckMark(version, mac) == nil {
+			t.Errorf("an agent's mark with %s code is taken", name)
+		}
+	}
+	for name, mac := range map[string][]byte{"the document's": envelope.MAC, "an agent's": carried} {
+		file.MAC = mac
+		if err := os.WriteFile(path, must(json.Marshal(file)), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := ReadMark(path, td, w.sealer); err == nil {
+			t.Errorf("a mark in a file with %s code is taken", name)
+		}
+	}
+	other := w.config("b")
+	other.Domain = must(trust.ParseDomain("other.example"))
+	if w.open(other).CheckMark(version, carried) == nil {
+		t.Error("an agent's mark of another trust domain is taken")
+	}
 }

@@ -17,6 +17,10 @@ import (
 const (
 	leaseLife  = 15 * time.Second
 	leaseEvery = 5 * time.Second
+	// standBack is for how long a replica leaves the lease to others that could make use of it, and twinRest for how long it does so
+	// for another process that drives under its name.
+	standBack = time.Minute
+	twinRest  = 3 * time.Minute
 )
 
 // lease is what this replica knows of its lease.
@@ -52,8 +56,10 @@ func (h *Hold) Wake() { signal(h.wake) }
 
 // Follow looks at the store once and takes over what is new. What is wrong Fresh and Err tell.
 func (h *Hold) Follow(ctx context.Context) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
+	if h.acquire(ctx) != nil {
+		return
+	}
+	defer h.release()
 	was := h.snapshot.Load()
 	failed := h.reload(ctx)
 	if h.snapshot.Load() == was && h.take != nil {
@@ -114,10 +120,17 @@ func (h *Hold) keepLease(ctx context.Context) {
 	}
 }
 
+// OnDrive sets what says why this replica could do nothing if it drove, as where it cannot open a key; nil if it could. Where there are
+// others, it leaves the lease to them for a while. It is called before Run.
+func (h *Hold) OnDrive(unfit func() error) { h.unfit = unfit }
+
 // TakeLease tries once to have the lease, or to keep it, and reports whether this replica drives. Run calls it again and again.
 func (h *Hold) TakeLease(ctx context.Context) bool {
 	if h.Err() != nil { // it could change nothing, and others may
 		h.giveUp(ctx)
+		return false
+	}
+	if !h.mayTry(ctx) {
 		return false
 	}
 	timed, cancel := context.WithTimeout(ctx, leaseEvery)
@@ -136,17 +149,49 @@ func (h *Hold) TakeLease(ctx context.Context) bool {
 		return false
 	}
 	now := &lease{until: begun.Add(leaseLife)}
-	if was != nil {
-		now.term = was.term
+	if d := h.Document().Driver; d != nil && d.Replica == h.config.Name && h.term != 0 && d.Term >= h.term {
+		if d.Term > h.term {
+			h.leaveToTwin()
+			return false
+		}
+		now.term = h.term // nobody has driven since, whoever had the lease
 	}
-	h.lease.Store(now)
-	if h.Drives() {
+	if h.lease.Store(now); h.Drives() {
+		if was == nil {
+			signal(h.driving)
+		}
 		return true
 	}
+	h.term = 0
 	if err := h.beginTerm(ctx, now.until); err != nil {
 		h.config.Logger.Warn("this replica has the lease, and does not drive changes yet", "reason", err.Error())
 	}
 	return h.Drives()
+}
+
+// mayTry reports whether to try to have the lease: not while it is left to others.
+func (h *Hold) mayTry(ctx context.Context) bool {
+	if time.Now().Before(h.rest) {
+		return false
+	}
+	if h.lease.Load() == nil || h.unfit == nil || len(h.Document().Live()) <= 1 {
+		return true
+	}
+	why := h.unfit()
+	if why != nil {
+		h.config.Logger.Warn("this replica cannot drive changes to any use; another one may for now", "reason", why.Error())
+		h.rest = time.Now().Add(standBack)
+		h.giveUp(ctx)
+	}
+	return why == nil
+}
+
+// leaveToTwin is for when another process drives under this replica's name, as one that was started while this one was paused: each
+// would take the term from the other. The lease in the store is its own, too.
+func (h *Hold) leaveToTwin() {
+	h.lease.Store(nil)
+	h.term, h.rest = 0, time.Now().Add(twinRest)
+	h.config.Logger.Error("another process drives changes under the name of this replica: each needs a name of its own (state.replica)", "replica", h.config.Name)
 }
 
 // beginTerm writes this replica into the document as the driver, if it still has the lease by then.
@@ -166,6 +211,7 @@ func (h *Hold) beginTerm(ctx context.Context, until time.Time) error {
 	if err != nil {
 		return err
 	}
+	h.term = term
 	h.lease.Store(&lease{until, term})
 	h.config.Logger.Info("this replica drives changes", "replica", h.config.Name, "term", term)
 	signal(h.driving)

@@ -78,6 +78,7 @@ type Manager struct {
 	listed       uint64                 // version of the document whose replicas the board knows
 	differs      time.Time              // since when the CRLs do not list what they should; zero: they do
 	waiting      bool                   // for others to tell
+	corrected    time.Time              // when a number was taken since the last one was of the future
 	acknowledged uint64                 // version of the document
 	blocked      error                  // why it cannot be acknowledged
 }

@@ -33,6 +33,8 @@ const (
 	maxTurns = 10
 	// maxSkew is how far clocks of replicas may differ: up to that, times of numbers do not go back.
 	maxSkew = 10 * time.Minute
+	// correctEvery is how often at most a number is taken since the last one is of a time that is ahead by more than that.
+	correctEvery = 10 * time.Minute
 )
 
 // listing is what the CRLs of one number list.
@@ -234,13 +236,18 @@ func (m *Manager) reach(ctx context.Context, now time.Time, life time.Duration) 
 		m.post(doc)
 		m.takeNotes()
 		last := doc.Domains[m.config.Domain.String()].LastCRL()
-		if m.isReached(doc, last) && !due(last, now, life) {
+		ahead := last.Content != "" && last.Time.After(now.Add(maxSkew))
+		if ahead && now.Sub(m.corrected) < correctEvery {
+			return fmt.Errorf("CRLs with number %d are of %s: the clock of the replica that took it is ahead, or that of this one behind. Those before stand", last.Number,
+				last.Time.Format(time.RFC3339))
+		}
+		if !ahead && m.isReached(doc, last) && !due(last, now, life) {
 			return nil
 		}
 		if err := m.mayTake(ctx, doc, last, now); err != nil || m.waiting {
 			return err
 		}
-		if m.isReached(doc, last) && !due(last, now, life) { // by what was read meanwhile
+		if !ahead && m.isReached(doc, last) && !due(last, now, life) { // by what was read meanwhile
 			return nil
 		}
 		next := document.CRL{Time: now.UTC().Truncate(time.Second)}
@@ -251,6 +258,9 @@ func (m *Manager) reach(ctx context.Context, now time.Time, life time.Duration) 
 		next.Content = m.listingOf(doc, next).sum
 		if err := m.config.Authority.TakeCRL(ctx, doc, next); err != nil && !errors.Is(err, authority.ErrMoved) {
 			return fmt.Errorf("taking a number for CRLs: %w", err)
+		} else if err == nil && ahead {
+			m.corrected = now
+			m.config.Logger.Error("the last number of CRLs was taken with a clock that is ahead, and another one is taken", "number", last.Number, "time", last.Time)
 		}
 	}
 	return errors.New("taking a number for CRLs: the document is changed all the time")

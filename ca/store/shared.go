@@ -7,34 +7,55 @@ import (
 	"time"
 )
 
-// This file is what the embedded store has for several replicas. One process holds it: the lease is always free for that one,
-// and changes are its own.
+// This file is what the embedded store has for several replicas. One process holds it: lease and changes are its own.
 
-const sharedSchema = `
-CREATE TABLE IF NOT EXISTS note (replica TEXT PRIMARY KEY, data BLOB NOT NULL);
-CREATE TABLE IF NOT EXISTS lease (id INTEGER PRIMARY KEY CHECK (id = 1), holder TEXT NOT NULL, until INTEGER NOT NULL)`
+const noteSchema = `
+CREATE TABLE IF NOT EXISTS note (replica TEXT PRIMARY KEY, data BLOB NOT NULL)`
+
+// lease is who has it. It is kept in memory: no other process can have it, and in the database it would cost a write to the disk
+// each few seconds for as long as the server runs.
+type lease struct {
+	holder string
+	until  time.Time
+}
 
 // Hold implements Lease, by this machine's clock.
 func (s *SQLite) Hold(ctx context.Context, holder string, life time.Duration) (held bool, by string, err error) {
-	if err := CheckLease(holder, life); err != nil {
+	if err = CheckLease(holder, life); err == nil {
+		err = s.usable(ctx)
+	}
+	if err != nil {
 		return false, "", fmt.Errorf("taking the lease in %s: %w", s.path, err)
 	}
-	now := time.Now()
-	const statement = `INSERT INTO lease (id, holder, until) VALUES (1, ?1, ?2)
-		ON CONFLICT (id) DO UPDATE SET holder = iif(holder = ?1 OR until <= ?3, ?1, holder), until = iif(holder = ?1 OR until <= ?3, ?2, until) RETURNING holder`
-	err = s.db.QueryRowContext(ctx, statement, holder, now.Add(life).UnixMilli(), now.UnixMilli()).Scan(&by)
-	if err != nil {
-		return false, "", fmt.Errorf("taking the lease in %s: %w", s.path, s.why(ctx, err))
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if now := time.Now(); s.lease.holder == holder || !now.Before(s.lease.until) {
+		s.lease = lease{holder, now.Add(life)}
 	}
-	return by == holder, by, nil
+	return s.lease.holder == holder, s.lease.holder, nil
 }
 
 // GiveUp implements Lease.
 func (s *SQLite) GiveUp(ctx context.Context, holder string) error {
-	if _, err := s.db.ExecContext(ctx, `DELETE FROM lease WHERE holder = ?`, holder); err != nil {
-		return fmt.Errorf("giving up the lease in %s: %w", s.path, s.why(ctx, err))
+	if err := s.usable(ctx); err != nil {
+		return fmt.Errorf("giving up the lease in %s: %w", s.path, err)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.lease.holder == holder {
+		s.lease = lease{}
 	}
 	return nil
+}
+
+// usable returns why nothing can be done with the store.
+func (s *SQLite) usable(ctx context.Context) error {
+	select {
+	case <-s.closed:
+		return ErrClosed
+	default:
+		return ctx.Err()
+	}
 }
 
 // PutNote implements Notes.

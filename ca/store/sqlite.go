@@ -24,8 +24,9 @@ type SQLite struct {
 	path string
 	lock *os.File
 
-	mu      sync.Mutex    // guards changed
+	mu      sync.Mutex    // guards both
 	changed chan struct{} // closed at the next change
+	lease   lease
 
 	closing sync.Once
 	closed  chan struct{} // closed by Close
@@ -68,7 +69,7 @@ func openSQLite(ctx context.Context, path, mode string) (*SQLite, error) {
 	}
 	db.SetMaxOpenConns(1)
 	s := &SQLite{db: db, path: path, lock: lock, changed: make(chan struct{}), closed: make(chan struct{})}
-	const schema = `CREATE TABLE IF NOT EXISTS document (id INTEGER PRIMARY KEY CHECK (id = 1), version INTEGER NOT NULL, data BLOB NOT NULL);` + sharedSchema
+	const schema = `CREATE TABLE IF NOT EXISTS document (id INTEGER PRIMARY KEY CHECK (id = 1), version INTEGER NOT NULL, data BLOB NOT NULL);` + noteSchema
 	if _, err := db.ExecContext(ctx, schema); err != nil {
 		s.Close()
 		return nil, fmt.Errorf("opening state %s: %w", path, err)

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 )
 
 func create(t *testing.T, path string) *SQLite {
@@ -112,3 +113,21 @@ func TestNotADatabase(t *testing.T) {
 }
 
 var _ Store = (*SQLite)(nil)
+
+// TestLeaseWritesNothing: a server keeps its lease every few seconds for as long as it runs, and a disk that rests should rest.
+func TestLeaseWritesNothing(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "state.db")
+	s := create(t, path)
+	before := looks(path)
+	for range 3 {
+		if held, _, err := s.Hold(t.Context(), "a", time.Minute); !held || err != nil {
+			t.Fatal(held, err)
+		}
+	}
+	if err := s.GiveUp(t.Context(), "a"); err != nil {
+		t.Fatal(err)
+	}
+	if after := looks(path); after != before || before[1].size == 0 {
+		t.Errorf("the database was written: %v became %v", before, after)
+	}
+}

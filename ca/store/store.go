@@ -37,7 +37,8 @@ const (
 // that hangs keeps nobody for ever. Errors name the store. But for those above they say nothing about whether a change
 // happened: Load tells; and where a call was given up, it may happen still, which compare-and-swap takes care of.
 //
-// Close ends all calls, and Watch; what is called after it gives ErrClosed. It may be called twice. The lease is not given up.
+// Close ends all calls, and Watch; what is called after it gives ErrClosed. It may be called twice. The lease is not
+// given up, but in the embedded store, whose lease ends with the process that holds the store.
 type Store interface {
 	Document
 	Lease

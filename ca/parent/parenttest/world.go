@@ -91,21 +91,13 @@ type World struct {
 	Above    *CA // signs issuers
 	Log      *audit.Log
 	Keeper   *authority.Keeper
+	Store    *castore.SQLite
 	Registry *prometheus.Registry
 	Logged   *Text // what the server logs
 
 	config  authority.Config
 	profile *ca.Profile
 	stop    func() // the server's hold on the lease
-}
-
-// alone is the store of a server that is the only one: the lease is always its own, and tests that live for weeks need not write it
-// to a disk each five seconds.
-type alone struct{ *castore.SQLite }
-
-// Hold implements store.Lease.
-func (alone) Hold(_ context.Context, holder string, _ time.Duration) (bool, string, error) {
-	return true, holder, nil
 }
 
 // Text is a log in memory.
@@ -150,6 +142,7 @@ func NewWorldWith(t testing.TB, store keys.Store) *World {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { st.Close() })
+	w.Store = st
 	sealer, err := keys.CreateSealer(filepath.Join(dir, "state.key"))
 	if err != nil {
 		t.Fatal(err)
@@ -162,7 +155,7 @@ func NewWorldWith(t testing.TB, store keys.Store) *World {
 		t.Fatal(err)
 	}
 	w.config = authority.Config{
-		Domain: td, Store: alone{st}, Sealer: sealer, Log: w.Log, Logger: slog.New(slog.NewTextHandler(w.Logged, nil)),
+		Domain: td, Store: st, Sealer: sealer, Log: w.Log, Logger: slog.New(slog.NewTextHandler(w.Logged, nil)),
 		Profiles: []*ca.Profile{w.profile, ca.ServerProfile()}, Roots: []*x509.Certificate{w.Root.Cert}, Parented: true, Keys: store,
 	}
 	if _, err := authority.Init(t.Context(), w.config, "test"); err != nil {

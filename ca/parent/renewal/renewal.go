@@ -116,7 +116,8 @@ func (r *Renewer) Err() error {
 func (r *Renewer) Run(ctx context.Context) error {
 	backoff := firstBackoff
 	for ctx.Err() == nil {
-		if !r.config.Authority.Drives() { // another server asks
+		if !r.config.Authority.Drives() { // another server asks, and what we heard last is old
+			r.note(nil)
 			sleep(ctx, lookEvery)
 			continue
 		}
@@ -241,10 +242,14 @@ func (r *Renewer) Renew(ctx context.Context) error {
 		return err // the server stops: that says nothing of the parent
 	}
 	r.count(err)
-	r.mu.Lock()
-	r.err = err
-	r.mu.Unlock()
+	r.note(err)
 	return err
+}
+
+func (r *Renewer) note(err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.err = err
 }
 
 func (r *Renewer) count(err error) {

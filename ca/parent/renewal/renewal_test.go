@@ -145,6 +145,29 @@ func TestOutage(t *testing.T) {
 	})
 }
 
+// A server that does not drive changes any more does not go on to name a fault that was the parent's once, or that it does not drive.
+func TestFaultOfWhoDroveBefore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := &caller{w: parenttest.NewWorld(t), life: parenttest.Lifetime, fails: errors.New("the parent is down")}
+		r, stop := run(t, c)
+		defer stop()
+		time.Sleep(10 * time.Second)
+		if r.Err() == nil {
+			t.Fatal("the parent's fault is not told")
+		}
+		if err := c.w.Store.GiveUp(t.Context(), c.w.Keeper.Replica()); err != nil {
+			t.Fatal(err)
+		}
+		if held, by, err := c.w.Store.Hold(t.Context(), "other", time.Minute); !held || err != nil {
+			t.Fatalf("%s has the lease, %v", by, err)
+		}
+		time.Sleep(45 * time.Second)
+		if c.w.Keeper.Drives() || r.Err() != nil {
+			t.Errorf("it drives: %v; its fault: %v", c.w.Keeper.Drives(), r.Err())
+		}
+	})
+}
+
 // An outage that is longer than the issuer's life ends issuing, and the parent is asked often from then on.
 func TestOutageBeyondTheIssuersLife(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -83,8 +83,12 @@ func (d *Desk) List(ctx context.Context, _ *chanceryv1.ListReplicasRequest) (*ch
 }
 
 func (d *Desk) list() []*chanceryv1.Replica {
-	b := d.config.Board
-	return List(d.config.Authority.Document(), d.config.Place.Replica(), append(b.Others(), b.Mine()), b.Trouble())
+	return List(d.config.Authority.Document(), d.config.Place.Replica(), d.notes(), d.config.Board.Trouble())
+}
+
+// notes returns what all told, this server included.
+func (d *Desk) notes() []board.Note {
+	return append(slices.Clip(d.config.Board.Others()), d.config.Board.Mine()) // the list is of all who ask
 }
 
 // Forget implements chancery.v1.Admin. Who asked goes into the audit log.

@@ -1,7 +1,10 @@
 package replicas
 
 import (
+	"fmt"
+	"log/slog"
 	"path/filepath"
+	"sync"
 	"testing"
 	"time"
 
@@ -9,6 +12,9 @@ import (
 	"github.com/chancery-project/chancery/ca/board"
 	"github.com/chancery-project/chancery/ca/document"
 	"github.com/chancery-project/chancery/ca/issuelog"
+	"github.com/chancery-project/chancery/ca/keys"
+	"github.com/chancery-project/chancery/ca/store"
+	"github.com/chancery-project/chancery/trust"
 )
 
 // TestList: what the document lists, with what each told by its log, whatever name it bore.
@@ -46,4 +52,45 @@ func TestList(t *testing.T) {
 	if r := all[2]; r.GetDrives() || r.GetOwn() || r.GetAcknowledged() != 4 || r.GetLogSize() != -1 || !r.GetDeclaredDead().AsTime().Equal(dead) || r.GetTrouble() != "" {
 		t.Errorf("a dead one: %v", r)
 	}
+}
+
+// TestStatusFromSeveralAtOnce: the notes of others are one list for all who ask, and nobody may write behind its end.
+func TestStatusFromSeveralAtOnce(t *testing.T) {
+	dir := t.TempDir()
+	st, err := store.CreateSQLite(t.Context(), filepath.Join(dir, "state.db"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer st.Close()
+	sealer, err := keys.CreateSealer(filepath.Join(dir, "state.key"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	td, err := trust.ParseDomain("cluster.local")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var own *board.Board
+	for i := range 6 { // five others: the list is longer than what it was grown to
+		own = board.Open(board.Config{Store: st, Sealer: sealer, Domain: td, Replica: fmt.Sprintf("ca-%d", i), Format: document.Format, Logger: slog.New(slog.DiscardHandler)})
+		own.Own(func(n *board.Note) { n.LogID = 1<<24 + uint32(i) })
+		if err := own.Write(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := own.Read(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	d := Open(Config{Board: own})
+	var wg sync.WaitGroup
+	for range 4 {
+		wg.Go(func() {
+			for range 100 {
+				if all := d.notes(); len(all) != 6 || all[5].LogID != 1<<24+5 {
+					t.Errorf("%d notes", len(all))
+				}
+			}
+		})
+	}
+	wg.Wait()
 }

@@ -15,6 +15,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
+	"golang.org/x/time/rate"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -49,6 +50,7 @@ type Desk struct {
 	config  Config
 	manager *revocation.Manager
 	hub     *agents.Hub
+	strange *rate.Sometimes // says that a mark is none
 }
 
 const (
@@ -60,7 +62,7 @@ const (
 
 // Open makes a desk. What the document says is refused from here on.
 func Open(c Config) *Desk {
-	d := &Desk{config: c}
+	d := &Desk{config: c, strange: &rate.Sometimes{Interval: time.Minute}}
 	d.hub = agents.New(agents.Config{Checkpoints: d.Checkpoints, Mark: d.mark, Seen: d.seen, Metrics: c.Metrics})
 	d.manager = revocation.New(revocation.Config{
 		Domain: c.Domain, Authority: c.Authority, Issuance: c.Issuance, Board: c.Board, Logger: c.Logger, Metrics: c.Metrics, Publish: d.publish,
@@ -101,7 +103,9 @@ func (d *Desk) mark() *chanceryv1.DocumentMark {
 // seen takes what an agent brought back.
 func (d *Desk) seen(_ context.Context, m *chanceryv1.DocumentMark) {
 	if err := d.config.Authority.CheckMark(m.GetVersion(), m.GetMac()); err != nil {
-		d.config.Logger.Warn("an agent brings a mark of the document that is none", "reason", err.Error())
+		d.strange.Do(func() { // an agent can make up as many as it likes
+			d.config.Logger.Warn("an agent brings a mark of the document that is none", "reason", err.Error())
+		})
 	}
 }
 

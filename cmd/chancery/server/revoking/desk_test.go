@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -139,5 +140,35 @@ func TestD4DeskAnnouncesToAllReplicas(t *testing.T) {
 		} else if time.Now().After(deadline) {
 			t.Fatalf("b is back: %v, %v", list.GetMissingLogs(), a.manager.State().MissingLogs)
 		}
+	}
+}
+
+// counted counts lines of a log.
+type counted struct {
+	slog.Handler
+	lines *atomic.Int64
+}
+
+func (c counted) Enabled(context.Context, slog.Level) bool { return true }
+
+func (c counted) Handle(context.Context, slog.Record) error {
+	c.lines.Add(1)
+	return nil
+}
+
+// TestMarksThatAreNone: an agent that makes up marks fills no disk with what the log says of it.
+func TestMarksThatAreNone(t *testing.T) {
+	dir := t.TempDir()
+	st := must(store.CreateSQLite(t.Context(), filepath.Join(dir, "state.db")))
+	t.Cleanup(func() { st.Close() })
+	a := start(t, dir, st, must(keys.CreateSealer(filepath.Join(dir, "k"))), "a", 20_000_000)
+	a.stop()
+	var lines atomic.Int64
+	a.config.Logger = slog.New(counted{slog.DiscardHandler, &lines})
+	for i := range uint64(1000) {
+		a.seen(t.Context(), &chanceryv1.DocumentMark{Version: 1<<60 + i, Mac: make([]byte, 32)})
+	}
+	if n := lines.Load(); n != 1 || a.keeper.Err() != nil {
+		t.Errorf("%d lines, and %v", n, a.keeper.Err())
 	}
 }

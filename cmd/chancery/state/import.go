@@ -12,6 +12,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 	"unicode"
 
@@ -145,7 +146,7 @@ func (r *restoring) read(path string) (err error) {
 	if r.sealer, err = keys.LoadSealer(r.settings.State.SealingKey); err != nil {
 		return fmt.Errorf("%w; an export can be restored with the sealing key that it was made with only", err)
 	}
-	f, err := os.Open(path)
+	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0) // a pipe would be waited for
 	if err != nil {
 		return fmt.Errorf("reading the export: %w", err)
 	}

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -117,6 +118,13 @@ func TestImportRefuses(t *testing.T) {
 		{"a folder", func(t *testing.T, _ *server.Settings, exported string) *server.Settings {
 			os.Remove(exported)
 			os.Mkdir(exported, 0o700)
+			return nil
+		}, "is not a regular file"},
+		{"a pipe that nobody writes to", func(t *testing.T, _ *server.Settings, exported string) *server.Settings {
+			os.Remove(exported)
+			if err := syscall.Mkfifo(exported, 0o600); err != nil {
+				t.Fatal(err)
+			}
 			return nil
 		}, "is not a regular file"},
 		{"a changed export", func(t *testing.T, _ *server.Settings, exported string) *server.Settings {

@@ -84,10 +84,16 @@ func (p *Place) Create(ctx context.Context, logger *slog.Logger) (store.Store, e
 
 func (p *Place) open(ctx context.Context, logger *slog.Logger, create bool) (store.Store, error) {
 	switch c := p.config; {
-	case c.Postgres != nil && create:
-		return some(postgres.Create(ctx, *c.Postgres))
 	case c.Postgres != nil:
-		return some(postgres.Open(ctx, *c.Postgres))
+		open := postgres.Open
+		if create {
+			open = postgres.Create
+		}
+		st, err := open(ctx, *c.Postgres)
+		if err == nil {
+			st.LogTo(logger)
+		}
+		return some(st, err)
 	case c.Kubernetes != nil && create:
 		return some(kube.Create(ctx, *c.Kubernetes, logger))
 	case c.Kubernetes != nil:

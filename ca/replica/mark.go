@@ -73,7 +73,7 @@ func ReadMark(path string, td trust.Domain, s *keys.Sealer) (Mark, error) {
 // would be an older document like any other, with a root that nobody trusts. The mark of an `authority init` that was cut off tells
 // of none; one that this sealing key did not make, or that comes without one, may tell of any.
 func CheckUnseen(path string, td trust.Domain, sealingKey string) error {
-	if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
+	if _, err := os.Lstat(path); err != nil { // if it is for anything but that there is none, writing it will say so
 		return nil
 	}
 	s, err := keys.LoadSealer(sealingKey)

@@ -35,6 +35,7 @@ test: tools ## all tests, with the real parts
 bench: build ## each claim of speed against a floor or a peer in the same run
 	CHANCERY_BIN=$(CURDIR)/bin/chancery $(GO) run ./test/bench/csr
 	CHANCERY_BIN=$(CURDIR)/bin/chancery $(GO) run ./test/bench/csr -issuance-log
+	CHANCERY_BIN=$(CURDIR)/bin/chancery $(GO) run ./test/bench/csr -two-servers
 	CHANCERY_BIN=$(CURDIR)/bin/chancery $(GO) run ./test/bench/log
 
 generate: ## code from api/chanceryv1/chancery.proto

@@ -279,7 +279,7 @@ func TestCLIBadInput(t *testing.T) {
 	for _, c := range []struct{ from, to, want string }{
 		{"trustDomain: cluster.local", "trustDomain: Cluster.Local", "trustDomain"},
 		{"trustDomain: cluster.local", "trustDomain: a\ntrustDomain: b", "trustDomain"},
-		{"state: {sqlite: state.db}", "", "sqlite is missing"},
+		{"state: {sqlite: state.db}", "", "set one of sqlite, postgres and kubernetes"},
 		{"auditLog: audit.jsonl", "", "auditLog is missing"},
 		{"127.0.0.1:8443", "8443", "listen"},
 		{"auditLog:", "issuer: {}\nauditLog:", "cacerts"},

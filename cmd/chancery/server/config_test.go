@@ -222,3 +222,26 @@ func TestClusterErrors(t *testing.T) {
 		}
 	}
 }
+
+// TestD12SharedStoresNeedSharedKeys: keys in a folder of one server are refused where others work on the same state.
+func TestD12SharedStoresNeedSharedKeys(t *testing.T) {
+	stores := map[string]string{
+		"sqlite":     "sqlite: s.db",
+		"postgres":   "postgres: {url: 'postgres://u@h/d'}, sealingKey: k, replica: a",
+		"kubernetes": "kubernetes: {namespace: ca, inCluster: true}, sealingKey: k, replica: a",
+	}
+	kinds := map[string]string{
+		"sealed": "",
+		"dir":    "keys: {dir: d, passphraseFile: p}\n",
+		"token":  `keys: {pkcs11: "pkcs11:module-path=/l.so;token=a?pin-source=/p"}` + "\n",
+		"secret": "keys: {secrets: {namespace: ca, inCluster: true}}\n",
+	}
+	for store, state := range stores {
+		for kind, keys := range kinds {
+			_, err := parseConfig([]byte(strings.Replace(minimal, "sqlite: state/state.db", state, 1)+keys), "/etc/server.yaml")
+			if refused := store != "sqlite" && kind == "dir"; refused != (err != nil) || refused && !strings.Contains(err.Error(), "keys.dir and state."+store) {
+				t.Errorf("state %s, keys %s: %v", store, kind, err)
+			}
+		}
+	}
+}

@@ -89,6 +89,8 @@ func TestD9ExportIsAuthenticated(t *testing.T) {
 		"another file":         {[]byte("trustDomain: a.b\n"), "it is no export"},
 		"cut off":              {text[:len(text)/2], "it is no export: unexpected EOF"},
 		"twice":                {append(slices.Clone(text), text...), "more than one"},
+		"a brace too many":     {append(slices.Clone(text), "}\n"...), "more than one"},
+		"a bracket after it":   {append(slices.Clone(text), ']'), "more than one"},
 		"another kind":         {replace(`"kind": "chancery`, `"kind": "something`), "its kind is"},
 		"another replica":      {replace(`"ca-1"`, `"ca-2"`), "it was changed"},
 		"another version":      {replace(`"version": 5`, `"version": 6`), "it was changed"},

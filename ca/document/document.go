@@ -18,6 +18,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"time"
 
 	"github.com/chancery-project/chancery/ca"
@@ -386,7 +387,7 @@ func strictJSON(data []byte, v any) error {
 	if err := dec.Decode(v); err != nil {
 		return err
 	}
-	if dec.More() {
+	if _, err := dec.Token(); !errors.Is(err, io.EOF) { // More takes a brace too many for the end
 		return errors.New("there is more than one JSON value")
 	}
 	return nil

@@ -113,7 +113,7 @@ const maxSecret = 1024
 // ReadSecret reads a passphrase or PIN from a file that nobody else can read (Private), without the line's end. what names
 // it in errors, which never hold the secret.
 func ReadSecret(what, path string) (string, error) {
-	f, err := os.Open(path)
+	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0) // a pipe would be waited for
 	if err != nil {
 		return "", fmt.Errorf("reading %s: %w", what, err)
 	}

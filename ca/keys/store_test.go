@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/chancery-project/chancery/ca"
@@ -186,6 +187,10 @@ func TestBoundsOfKeyFiles(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "secret")
 	write(t, path, strings.Repeat("x", 1025), 0o600)
+	pipe := filepath.Join(dir, "pipe") // that nobody writes to: opening it would wait for that
+	if err := syscall.Mkfifo(pipe, 0o600); err != nil {
+		t.Fatal(err)
+	}
 	for what, read := range map[string]func(string) error{
 		"passphrase":  func(p string) error { _, err := keys.ReadSecret("passphrase", p); return err },
 		"sealing key": func(p string) error { _, err := keys.LoadSealer(p); return err },
@@ -193,8 +198,10 @@ func TestBoundsOfKeyFiles(t *testing.T) {
 		if err := read(path); err == nil || !strings.Contains(err.Error(), what) || !strings.Contains(err.Error(), "1025 bytes") {
 			t.Errorf("%s: %v", what, err)
 		}
-		if err := read("/dev/null"); err == nil || !strings.Contains(err.Error(), "not a regular file") {
-			t.Errorf("%s in a device: %v", what, err)
+		for _, odd := range []string{"/dev/null", pipe} {
+			if err := read(odd); err == nil || !strings.Contains(err.Error(), "not a regular file") {
+				t.Errorf("%s in %s: %v", what, odd, err)
+			}
 		}
 	}
 	c := filesConfig(t)

@@ -69,6 +69,29 @@ func ReadMark(path string, td trust.Domain, s *keys.Sealer) (Mark, error) {
 	return Mark{m.Version, m.Hash}, nil
 }
 
+// CheckUnseen refuses to make the first document where one was seen: a store that has none lost it, and another authority in its place
+// would be an older document like any other, with a root that nobody trusts. The mark of an `authority init` that was cut off tells
+// of none; one that this sealing key did not make, or that comes without one, may tell of any.
+func CheckUnseen(path string, td trust.Domain, sealingKey string) error {
+	if _, err := os.Lstat(path); err != nil { // if it is for anything but that there is none, writing it will say so
+		return nil
+	}
+	s, err := keys.LoadSealer(sealingKey)
+	var m Mark
+	if err == nil {
+		m, err = ReadMark(path, td, s)
+	}
+	if err == nil && m.Version == 0 {
+		return nil
+	}
+	seen := fmt.Sprintf("version %d of an authority document was seen here, as %s says", m.Version, path)
+	if err != nil {
+		seen = fmt.Sprintf("an authority document was seen here, as there is a mark (%v)", err)
+	}
+	return fmt.Errorf("%s, and the store has none: it was lost, or the config names another place than before. `chancery state import` "+
+		"restores an export; if a new authority is meant, with a root that nobody trusts yet, move %s away", seen, path)
+}
+
 // WriteMark writes a mark, whole or not at all.
 func WriteMark(path string, td trust.Domain, s *keys.Sealer, m Mark) error {
 	f := markFile{Format: 1, TrustDomain: td.String(), Version: m.Version, Hash: m.Hash}

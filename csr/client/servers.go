@@ -92,6 +92,8 @@ func lookup(ctx context.Context, name string) ([]address, error) {
 	if err != nil {
 		return nil, err
 	}
+	// Before it is cut: where there are more, none should be left out for ever.
+	mrand.Shuffle(len(hosts), func(i, j int) { hosts[i], hosts[j] = hosts[j], hosts[i] })
 	var out []address
 	for _, h := range hosts[:min(len(hosts), maxAddresses)] {
 		out = append(out, address{name, net.JoinHostPort(h, port)})

@@ -281,6 +281,31 @@ func useNames(t *testing.T) *nameServer {
 	return n
 }
 
+// TestMoreAddressesThanAreConsidered: a name may have a thousand; no call tries many of them, and none is left out for ever, whatever the
+// order in which the name server has them.
+func TestMoreAddressesThanAreConsidered(t *testing.T) {
+	names := useNames(t)
+	var hosts []string
+	for i := range 70 { // what one answer over UDP holds
+		hosts = append(hosts, fmt.Sprintf("127.0.1.%d", i+1))
+	}
+	names.set(false, hosts...)
+	seen := map[string]bool{}
+	for range 2000 { // each is left out of one with a chance of 9 in 10
+		found := client.Find(t.Context(), "chancery.test.:1")
+		if len(found) == 0 || len(found) > 8 {
+			t.Fatalf("a call tries %d addresses", len(found))
+		}
+		for _, addr := range found {
+			seen[addr] = true
+		}
+		if len(seen) == len(hosts) {
+			return
+		}
+	}
+	t.Errorf("only %d of %d addresses are ever tried", len(seen), len(hosts))
+}
+
 // A name is looked up for each call, and each of its addresses is a server.
 func TestNamesWithSeveralAddresses(t *testing.T) {
 	w := newWorld(t)

@@ -24,7 +24,7 @@ const (
 )
 
 // errEmpty: the Secret is there as it was made, with no document in it.
-var errEmpty = fmt.Errorf("%w in it yet; `chancery authority init` makes one", store.ErrMissing)
+var errEmpty = fmt.Errorf("%w in it", store.ErrMissing)
 
 // Load implements store.Document. The API server answers from etcd, not from its cache, as no resourceVersion is given.
 func (s *Store) Load(ctx context.Context) (data []byte, version uint64, err error) {

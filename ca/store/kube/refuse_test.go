@@ -50,7 +50,7 @@ func TestDocumentsThatAreRefused(t *testing.T) {
 		"of a later layout":    {func(x *corev1.Secret) { x.Type = "chancery/state-v2" }, `type "chancery/state-v2"`},
 		"notes":                {func(x *corev1.Secret) { x.Type = notesType }, "one of ours has chancery/state-v1"},
 		"immutable":            {func(x *corev1.Secret) { x.Immutable = &yes }, "immutable"},
-		"empty":                {func(x *corev1.Secret) { x.Data = nil }, "chancery authority init"},
+		"empty":                {func(x *corev1.Secret) { x.Data = nil }, "there is no document in it"},
 		"with more data":       {func(x *corev1.Secret) { x.Data["colour"] = []byte("red") }, "4 fields"},
 		"without version":      {func(x *corev1.Secret) { delete(x.Data, versionField) }, "2 fields"},
 		"of other fields":      {func(x *corev1.Secret) { delete(x.Data, changeField); x.Data["colour"] = nil }, "three, version"},

@@ -42,6 +42,9 @@ var parameters = []string{
 	"require_auth", "connect_timeout", "application_name", "target_session_attrs", "passfile",
 }
 
+// paths are those of parameters that name files.
+var paths = []string{"sslrootcert", "sslcert", "sslkey", "passfile"}
+
 var schemaName = regexp.MustCompile(`^[a-z_][a-z0-9_]{0,62}$`)
 
 // Check says what of the config is wrong, without a connection.
@@ -135,6 +138,11 @@ func splitURL(s string) (url.Values, error) {
 	}
 	if (database == "" || strings.Contains(database, "/")) && !query.Has("dbname") {
 		return nil, errors.New("it names no database; it should be like postgres://chancery@db.example/chancery")
+	}
+	for _, name := range paths {
+		if path := query.Get(name); path != "" && !filepath.IsAbs(path) && (name != "sslrootcert" || path != "system") {
+			return nil, fmt.Errorf("%s=%.200s: it should be an absolute path; in a URL none counts from the config's folder", name, path)
+		}
 	}
 	for name, values := range query {
 		if !slices.Contains(parameters, name) {

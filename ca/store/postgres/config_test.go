@@ -96,6 +96,10 @@ func TestConfigRefuses(t *testing.T) {
 		{"postgres://chancery@db.example/chancery?statement_timeout=0", "statement_timeout is not known"},
 		{"postgres://chancery@db.example/chancery?sslmode=disable&sslmode=verify-full", "2 times"},
 		{"postgres://chancery@db.example/chancery?sslrootcert=/nonexistent/ca.pem", "/nonexistent/ca.pem"},
+		{"postgres://chancery@db.example/chancery?sslrootcert=db-ca.pem", "sslrootcert=db-ca.pem: it should be an absolute path"},
+		{"postgres://chancery@db.example/chancery?sslcert=c.pem&sslkey=/k.pem", "sslcert=c.pem: it should be an absolute path"},
+		{"postgres://chancery@db.example/chancery?sslcert=/c.pem&sslkey=k.pem", "sslkey=k.pem: it should be an absolute path"},
+		{"postgres://chancery@db.example/chancery?passfile=pass", "passfile=pass: it should be an absolute path"},
 		{"postgres://chancery@db.example:99999/chancery", "port"},
 		{"postgres://chancery@db.example/chancery#x", "%23"},
 	} {

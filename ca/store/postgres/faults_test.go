@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/url"
 	"strconv"
 	"strings"
@@ -161,6 +162,43 @@ func TestSilentConnectionIsGivenUp(t *testing.T) {
 	within(t, "Watch tells of the change", func() bool { return calls() > seen })
 	within(t, "calls work again", func() bool { _, v, err := s.Load(t.Context()); return err == nil && v == 2 })
 }
+
+// TestWatchThatFailsSaysSo: once, with the reason, though all else works; and that it works again.
+func TestWatchThatFailsSaysSo(t *testing.T) {
+	c := pgtest.Shared(t)
+	db := c.Database(t)
+	create(t, c.URL(db, pgtest.Admin))
+	c.Exec(t, db, "CREATE ROLE one LOGIN CONNECTION LIMIT 1", "GRANT ALL ON SCHEMA chancery TO one", "GRANT ALL ON ALL TABLES IN SCHEMA chancery TO one")
+	s := create(t, c.URL(db, "one")) // which keeps its one connection
+	logged := new(lines)
+	s.LogTo(slog.New(slog.NewTextHandler(logged, nil)))
+	calls := watched(t, s)
+	within(t, "it says that it fails", func() bool { return strings.Contains(logged.String(), "watching the state fails") })
+	if text := logged.String(); !strings.Contains(text, "too many connections") || !strings.Contains(text, db+" (schema chancery)") {
+		t.Errorf("it says: %s", text)
+	}
+	if n := calls(); n > 0 {
+		t.Errorf("it told of %d changes", n)
+	}
+	c.Exec(t, db, "ALTER ROLE one CONNECTION LIMIT -1")
+	within(t, "it works again", func() bool { return strings.Contains(logged.String(), "works again") && calls() > 0 })
+	if text := logged.String(); strings.Count(text, "\n") != 2 {
+		t.Errorf("it says: %s", text)
+	}
+}
+
+// lines collects a log.
+type lines struct {
+	mu   sync.Mutex // guards text
+	text strings.Builder
+}
+
+func (l *lines) Write(b []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(b)
+}
+func (l *lines) String() string { l.mu.Lock(); defer l.mu.Unlock(); return l.text.String() }
 
 // TestRestart: with each way in which PostgreSQL is stopped, callers hear of it, and it goes on.
 func TestRestart(t *testing.T) {

@@ -11,6 +11,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"strconv"
 	"strings"
 	"sync"
@@ -34,6 +35,7 @@ const (
 type Store struct {
 	target target
 	pool   *pgxpool.Pool
+	log    *slog.Logger
 
 	sql statements
 
@@ -57,7 +59,7 @@ func open(ctx context.Context, c Config, prepare func(*Store, context.Context) e
 	if err != nil {
 		return nil, fmt.Errorf("postgres: %w", err)
 	}
-	s := &Store{target: t, sql: newStatements(t), callTimeout: callTimeout, keepAlive: keepAlive, closed: make(chan struct{})}
+	s := &Store{target: t, log: slog.New(slog.DiscardHandler), sql: newStatements(t), callTimeout: callTimeout, keepAlive: keepAlive, closed: make(chan struct{})}
 	pc, err := t.poolConfig()
 	if err == nil {
 		pc.BeforeConnect = func(_ context.Context, cc *pgx.ConnConfig) error {
@@ -79,6 +81,9 @@ func open(ctx context.Context, c Config, prepare func(*Store, context.Context) e
 	}
 	return s, nil
 }
+
+// LogTo has Watch log that it fails, and that it works again. It is called before Watch.
+func (s *Store) LogTo(log *slog.Logger) { s.log = log }
 
 // keepsWhatItConfirms sees to it that what is confirmed is on disk, whatever the database's default: a change that a crash
 // takes back would be a step back to an older document.

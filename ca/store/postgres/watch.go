@@ -23,6 +23,13 @@ const (
 func (s *Store) Watch(ctx context.Context, changed func()) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
+	failing := false
+	works := func() {
+		if failing {
+			failing = false
+			s.log.Info("watching the state works again", "store", s.target.name)
+		}
+	}
 	for backoff := firstBackoff; ; {
 		if s.isClosed() {
 			return fmt.Errorf("watching %s: %w", s.target.name, store.ErrClosed)
@@ -30,8 +37,10 @@ func (s *Store) Watch(ctx context.Context, changed func()) error {
 		if ctx.Err() != nil {
 			return nil
 		}
-		if s.listen(ctx, changed) {
-			backoff = firstBackoff
+		err := s.listen(ctx, func() { works(); backoff = firstBackoff; changed() })
+		if err != nil && ctx.Err() == nil && !s.isClosed() && !failing {
+			failing = true
+			s.log.Warn("watching the state fails; until it works again changes by others are seen later", "reason", explain(err).Error())
 		}
 		select {
 		case <-ctx.Done():
@@ -42,8 +51,9 @@ func (s *Store) Watch(ctx context.Context, changed func()) error {
 	}
 }
 
-// listen tells of changes until its connection is lost, ctx ends or the store is closed. It says whether it listened at all.
-func (s *Store) listen(ctx context.Context, changed func()) bool {
+// listen tells of changes, first that it listens, until its connection is lost, ctx ends or the store is closed. An error says why it
+// did not listen.
+func (s *Store) listen(ctx context.Context, changed func()) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	go func() {
@@ -55,7 +65,7 @@ func (s *Store) listen(ctx context.Context, changed func()) bool {
 	}()
 	conn, err := s.dial(ctx)
 	if err != nil {
-		return false
+		return fmt.Errorf("connecting to %s: %w", s.target.name, err)
 	}
 	defer func() {
 		lost := ctx.Err() == nil
@@ -72,7 +82,7 @@ func (s *Store) listen(ctx context.Context, changed func()) bool {
 		goodbye()
 	}()
 	if err := s.bounded(ctx, func(ctx context.Context) error { _, err := conn.Exec(ctx, s.sql.listen); return err }); err != nil {
-		return false
+		return fmt.Errorf("listening to %s: %w", s.target.name, err)
 	}
 	for {
 		changed()
@@ -82,14 +92,14 @@ func (s *Store) listen(ctx context.Context, changed func()) bool {
 			silent := errors.Is(err, context.DeadlineExceeded)
 			cancel()
 			if ctx.Err() != nil {
-				return true
+				return nil
 			}
 			if told = err == nil; told {
 				continue
 			}
 			// Silence can be that of a lost connection.
 			if !silent || s.bounded(ctx, conn.Ping) != nil {
-				return true
+				return nil
 			}
 		}
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/chancery-project/chancery/ca/audit"
 	"github.com/chancery-project/chancery/ca/authority"
 	"github.com/chancery-project/chancery/ca/keys"
+	"github.com/chancery-project/chancery/ca/replica"
 	"github.com/chancery-project/chancery/ca/store"
 	"github.com/chancery-project/chancery/cmd/chancery/process"
 	"github.com/chancery-project/chancery/cmd/chancery/server/issuance"
@@ -39,6 +40,9 @@ func initialize(ctx context.Context, s *Settings, roots []*x509.Certificate, out
 		return alreadyMade(ctx, s, st, data, version)
 	} else if !errors.Is(err, store.ErrMissing) {
 		return err
+	}
+	if err := replica.CheckUnseen(s.place.Mark(), s.domain, s.State.SealingKey); err != nil {
+		return fmt.Errorf("no authorities are made: %w", err)
 	}
 	sealer, err := keys.LoadSealer(s.State.SealingKey)
 	if errors.Is(err, fs.ErrNotExist) {

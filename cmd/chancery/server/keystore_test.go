@@ -18,8 +18,14 @@ import (
 // started runs a server with more lines in its config until it is ready, and until stop is called.
 func started(t *testing.T, more string) (srv *Server, stop func()) {
 	t.Helper()
+	return startedOn(t, "{sqlite: state.db}", more)
+}
+
+// startedOn is started with another state.
+func startedOn(t *testing.T, state, more string) (srv *Server, stop func()) {
+	t.Helper()
 	dir := t.TempDir()
-	text := strings.Replace(minimal, "state/state.db", "state.db", 1) + "listen: 127.0.0.1:0\nmetrics: 127.0.0.1:0\n" + more
+	text := strings.Replace(minimal, "{sqlite: state/state.db}", state, 1) + "listen: 127.0.0.1:0\nmetrics: 127.0.0.1:0\n" + more
 	s, err := parseConfig([]byte(text), filepath.Join(dir, "server.yaml"))
 	if err != nil {
 		t.Fatal(err)

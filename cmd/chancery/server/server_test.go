@@ -58,6 +58,58 @@ func TestInitCompletesAfterCrash(t *testing.T) {
 	}
 }
 
+// TestD9InitWhereADocumentWasSeen: a store that lost its document is not an invitation to make another root (decisions D9, D11), neither
+// by what a server that starts advises nor by `authority init`. What tells of the document stays as it is.
+func TestD9InitWhereADocumentWasSeen(t *testing.T) {
+	for name, more := range map[string]func(t *testing.T, s *Settings){
+		"store lost":                 func(*testing.T, *Settings) {},
+		"store and sealing key lost": func(t *testing.T, s *Settings) { os.Remove(s.State.SealingKey) },
+		"mark damaged":               func(t *testing.T, s *Settings) { os.WriteFile(s.place.Mark(), []byte("{}"), 0o600) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := configIn(t, t.TempDir(), "issuanceLog: log\n")
+			if err := Init(t.Context(), s, t.Output()); err != nil {
+				t.Fatal(err)
+			}
+			if err := openAndClose(t, s); err != nil { // it has seen the document
+				t.Fatal(err)
+			}
+			roots, err := os.ReadFile(s.rootsFile())
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, file := range []string{"", "-wal", "-shm", ".lock"} {
+				os.Remove(s.State.SQLite + file)
+			}
+			more(t, s)
+			mark, err := os.ReadFile(s.place.Mark())
+			if err != nil {
+				t.Fatal(err)
+			}
+			for what, err := range map[string]error{"a server": openAndClose(t, s), "authority init": Init(t.Context(), s, t.Output())} {
+				if err == nil || !strings.Contains(err.Error(), "was seen here") || !strings.Contains(err.Error(), "chancery state import") || strings.Contains(err.Error(), "authority init") {
+					t.Errorf("%s: %v", what, err)
+				}
+			}
+			if now, err := os.ReadFile(s.place.Mark()); err != nil || !bytes.Equal(now, mark) {
+				t.Errorf("the mark is %s, %v", now, err)
+			}
+			if now, err := os.ReadFile(s.rootsFile()); err != nil || !bytes.Equal(now, roots) {
+				t.Error("there are other roots")
+			}
+			if _, err := os.Stat(s.State.SealingKey); name == "store and sealing key lost" && err == nil {
+				t.Error("a sealing key was made")
+			}
+			if err := os.Rename(s.place.Mark(), s.place.Mark()+".old"); err != nil { // it is meant
+				t.Fatal(err)
+			}
+			if err := Init(t.Context(), s, t.Output()); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
 // The log says why a server is not ready: not while it starts, then each reason once, and never one after the other without
 // a pause.
 func TestReasonsInTheLog(t *testing.T) {

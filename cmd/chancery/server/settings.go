@@ -9,6 +9,8 @@ import (
 	"github.com/chancery-project/chancery/ca"
 	"github.com/chancery-project/chancery/ca/authority"
 	"github.com/chancery-project/chancery/ca/files"
+	"github.com/chancery-project/chancery/ca/replica"
+	"github.com/chancery-project/chancery/ca/store"
 	"github.com/chancery-project/chancery/cmd/chancery/process"
 	"github.com/chancery-project/chancery/cmd/chancery/server/admission"
 	"github.com/chancery-project/chancery/cmd/chancery/server/clusters"
@@ -71,7 +73,12 @@ func parseConfig(data []byte, file string) (*Settings, error) {
 func (s *Settings) wrong(err error) error { return fmt.Errorf("config %s: %w", s.file, err) }
 
 // explainStore says what to do about a state that cannot be opened.
-func (s *Settings) explainStore(err error) error { return s.place.Explain(err, s.file) }
+func (s *Settings) explainStore(err error) error {
+	if seen := replica.CheckUnseen(s.place.Mark(), s.domain, s.State.SealingKey); seen != nil && errors.Is(err, store.ErrMissing) {
+		return fmt.Errorf("%w: %w", err, seen)
+	}
+	return s.place.Explain(err, s.file)
+}
 
 // rootsFile is where `authority init` writes the roots, for agents: beside the state.
 func (s *Settings) rootsFile() string { return s.place.Beside("roots.pem") }

@@ -12,6 +12,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 	"unicode"
 
@@ -145,7 +146,7 @@ func (r *restoring) read(path string) (err error) {
 	if r.sealer, err = keys.LoadSealer(r.settings.State.SealingKey); err != nil {
 		return fmt.Errorf("%w; an export can be restored with the sealing key that it was made with only", err)
 	}
-	f, err := os.Open(path)
+	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0) // a pipe would be waited for
 	if err != nil {
 		return fmt.Errorf("reading the export: %w", err)
 	}
@@ -199,6 +200,9 @@ func (r *restoring) look(ctx context.Context) (err error) {
 	return r.checkStopped(ctx)
 }
 
+// importName leads the name under which an import has the lease.
+const importName = "state-import-"
+
 // leaseTime is how long others are kept from driving; an import takes a moment.
 const leaseTime = 30 * time.Second
 
@@ -220,10 +224,13 @@ func (r *restoring) checkStopped(ctx context.Context) error {
 	}
 	b := make([]byte, 6)
 	rand.Read(b)
-	holder := "state-import-" + hex.EncodeToString(b)
+	holder := importName + hex.EncodeToString(b)
 	held, by, err := r.store.Hold(ctx, holder, leaseTime)
 	if err != nil {
 		return err
+	}
+	if !held && strings.HasPrefix(by, importName) {
+		return fmt.Errorf("another `chancery state import` works on %s, or was cut off: look what it did, and try again in half a minute", place)
 	}
 	if !held && !slices.Contains(r.ask.stopped, by) {
 		return fmt.Errorf("replica %s holds the lease of %s: stop all servers on it, and try again in half a minute", process.Printable(by), place)

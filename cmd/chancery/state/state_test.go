@@ -7,6 +7,8 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -117,6 +119,13 @@ func TestImportRefuses(t *testing.T) {
 		{"a folder", func(t *testing.T, _ *server.Settings, exported string) *server.Settings {
 			os.Remove(exported)
 			os.Mkdir(exported, 0o700)
+			return nil
+		}, "is not a regular file"},
+		{"a pipe that nobody writes to", func(t *testing.T, _ *server.Settings, exported string) *server.Settings {
+			os.Remove(exported)
+			if err := syscall.Mkfifo(exported, 0o600); err != nil {
+				t.Fatal(err)
+			}
 			return nil
 		}, "is not a regular file"},
 		{"a changed export", func(t *testing.T, _ *server.Settings, exported string) *server.Settings {
@@ -361,6 +370,16 @@ func TestImportIntoASharedStoreThatIsInUse(t *testing.T) {
 		t.Fatal(err)
 	}
 
+	if held, _, err := st.Store.Hold(t.Context(), importName+"0123456789ab", time.Minute); err != nil || !held {
+		t.Fatal(err)
+	}
+	if err := try(sure); err == nil || !strings.Contains(err.Error(), "another `chancery state import` works on") || strings.Contains(err.Error(), "stop all servers") {
+		t.Errorf("while another import is under way: %v", err)
+	}
+	if err := st.Store.GiveUp(t.Context(), importName+"0123456789ab"); err != nil {
+		t.Fatal(err)
+	}
+
 	b := board.Open(board.Config{Store: st.Store, Sealer: st.Sealer, Domain: s.Domain(), Replica: "ca-1", Format: document.Format, Logger: slog.New(slog.DiscardHandler)})
 	b.Own(func(n *board.Note) { n.LogID = st.Document.Logs[0].ID })
 	if err := b.Write(t.Context()); err != nil {
@@ -388,5 +407,53 @@ func TestImportIntoASharedStoreThatIsInUse(t *testing.T) {
 	}
 	if held, by, err := st.Store.Hold(t.Context(), "ca-1", time.Second); err != nil || !held {
 		t.Errorf("the lease was not given up: %s has it, %v", by, err)
+	}
+}
+
+// TestTwoImportsAtOnce: one of them restores, and the other says why it did not, over a store with a document and without; what the
+// store has then is that of the one, and the server starts with it.
+func TestTwoImportsAtOnce(t *testing.T) {
+	c := pgtest.Shared(t)
+	for _, empty := range []bool{false, true} {
+		t.Run(fmt.Sprintf("empty=%t", empty), func(t *testing.T) {
+			dir := t.TempDir()
+			db := c.Database(t)
+			text := strings.Replace(config, "sqlite: store/state.db", fmt.Sprintf("postgres: {url: %q}, replica: ca-1", c.URL(db, pgtest.Admin)), 1)
+			s := load(t, dir, text)
+			if err := server.Init(t.Context(), s, t.Output()); err != nil {
+				t.Fatal(err)
+			}
+			exported := filepath.Join(dir, "export.json")
+			if err := export(t.Context(), s, exported, t.Output(), t.Output()); err != nil {
+				t.Fatal(err)
+			}
+			if empty {
+				c.Exec(t, db, "DELETE FROM chancery.document")
+			}
+			var wg sync.WaitGroup
+			var fails [2]error
+			for i := range fails {
+				ask := sure
+				ask.as = fmt.Sprint("Admin ", i)
+				wg.Go(func() { fails[i] = restore(t.Context(), s, exported, ask, t.Output()) })
+			}
+			wg.Wait()
+			won := 0
+			for _, err := range fails {
+				switch {
+				case err == nil:
+					won++
+				case !strings.Contains(err.Error(), "another `chancery state import`") && !strings.Contains(err.Error(), "changed by somebody else") && !strings.Contains(err.Error(), "in use by another process"):
+					t.Error(err)
+				}
+			}
+			if won == 0 {
+				t.Errorf("none restored: %v", fails)
+			}
+			st := stored(t, s)
+			if st.Document.Version>>32 != uint64(won) || st.Document.Imported == nil {
+				t.Errorf("after %d imports the store has version %d", won, st.Document.Version)
+			}
+		})
 	}
 }

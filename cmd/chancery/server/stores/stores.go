@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/url"
+	"os"
 	"path/filepath"
 
 	"github.com/chancery-project/chancery/ca/store"
@@ -83,11 +84,20 @@ func (p *Place) Create(ctx context.Context, logger *slog.Logger) (store.Store, e
 }
 
 func (p *Place) open(ctx context.Context, logger *slog.Logger, create bool) (store.Store, error) {
+	if err := p.checkDir(); err != nil {
+		return nil, err
+	}
 	switch c := p.config; {
-	case c.Postgres != nil && create:
-		return some(postgres.Create(ctx, *c.Postgres))
 	case c.Postgres != nil:
-		return some(postgres.Open(ctx, *c.Postgres))
+		open := postgres.Open
+		if create {
+			open = postgres.Create
+		}
+		st, err := open(ctx, *c.Postgres)
+		if err == nil {
+			st.LogTo(logger)
+		}
+		return some(st, err)
 	case c.Kubernetes != nil && create:
 		return some(kube.Create(ctx, *c.Kubernetes, logger))
 	case c.Kubernetes != nil:
@@ -96,6 +106,26 @@ func (p *Place) open(ctx context.Context, logger *slog.Logger, create bool) (sto
 		return some(store.CreateSQLite(ctx, c.SQLite))
 	}
 	return some(store.OpenSQLite(ctx, p.config.SQLite))
+}
+
+// errDir is about state.dir.
+type errDir struct{ error }
+
+// checkDir sees to it that there is a folder for what is this server's own, before a store is made or written. That of the
+// embedded store is the store's to look for.
+func (p *Place) checkDir() error {
+	dir := p.config.Dir
+	if !p.Shared() && dir == filepath.Dir(p.config.SQLite) {
+		return nil
+	}
+	info, err := os.Stat(dir)
+	if err == nil && !info.IsDir() {
+		err = fmt.Errorf("%s is not a folder", dir)
+	}
+	if err != nil {
+		return errDir{fmt.Errorf("state.dir: %w; it should be a folder of this server alone, for admin.sock, roots.pem and state.mark", err)}
+	}
+	return nil
 }
 
 // some returns no store beside an error: one would be an interface that holds nil.
@@ -131,7 +161,10 @@ func (p *Place) Read(ctx context.Context) (data []byte, version uint64, err erro
 
 // Explain says what to do about a state that cannot be opened; file is the config.
 func (p *Place) Explain(err error, file string) error {
+	_, dir := errors.AsType[errDir](err)
 	switch {
+	case dir:
+		return fmt.Errorf("config %s: %w", file, err)
 	case errors.Is(err, store.ErrMissing):
 		return fmt.Errorf("%w: run `chancery authority init -c %s` once", err, file)
 	case errors.Is(err, store.ErrLocked):

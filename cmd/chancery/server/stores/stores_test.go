@@ -138,3 +138,33 @@ func TestInvariant11NoStoreIsMadeByOpening(t *testing.T) {
 		})
 	}
 }
+
+// TestDirThatIsNone: it is said by its field and file, before a store is made.
+func TestDirThatIsNone(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for name, c := range map[string]struct{ dir, want string }{
+		"missing": {filepath.Join(dir, "none"), "none: no such file or directory"},
+		"a file":  {file, "file is not a folder"},
+	} {
+		p := parsed(t, Config{SQLite: filepath.Join(dir, "state.db"), Dir: c.dir})
+		for _, open := range []func() (store.Store, error){
+			func() (store.Store, error) { return p.Create(t.Context(), quiet) },
+			func() (store.Store, error) { return p.Open(t.Context(), quiet) },
+		} {
+			st, err := open()
+			if err == nil {
+				st.Close()
+				t.Errorf("%s: it was opened", name)
+			} else if got := p.Explain(err, "s.yaml").Error(); !strings.HasPrefix(got, "config s.yaml: state.dir: ") || !strings.Contains(got, c.want) || !strings.Contains(got, "it should be a folder of this server alone") {
+				t.Errorf("%s: %s", name, got)
+			}
+		}
+		if _, err := os.Stat(filepath.Join(dir, "state.db")); err == nil {
+			t.Errorf("%s: a store was made", name)
+		}
+	}
+}

@@ -67,6 +67,8 @@ type Board struct {
 	changed chan struct{}     // closed at the next change of list or Err
 	read    time.Time         // when all notes were read last; zero: never
 	failing [2]error          // why the last write and the last read failed
+	since   time.Time         // when the first of these failed
+	loud    bool              // the log has it as an error
 	beat    time.Duration     // after wrote, when the same is written again
 	twin    time.Time         // when another process's note was found in place of ours; zero: never
 	twinSum [sha256.Size]byte // of that note
@@ -397,19 +399,27 @@ func (b *Board) write(ctx context.Context, beat bool) error {
 	return err
 }
 
+// downAfter is for how long a failure is a warning in the log: a store that is away for a moment is nobody's work.
+const downAfter = 5 * time.Minute
+
 // result notes how a write (0) or a read (1) ended. One that was called off says nothing of the store.
 func (b *Board) result(ctx context.Context, which int, err error) {
 	if errors.Is(ctx.Err(), context.Canceled) {
 		return
 	}
 	b.mu.Lock()
+	defer b.mu.Unlock()
 	before := errors.Join(b.failing[:]...)
 	b.failing[which] = err
 	after := errors.Join(b.failing[:]...)
-	b.mu.Unlock()
-	if after != nil && before == nil {
-		b.config.Logger.Error("replicas do not hear of each other; trying again", "reason", err.Error())
-	} else if after == nil && before != nil {
+	switch {
+	case after != nil && before == nil:
+		b.since, b.loud = time.Now(), false
+		b.config.Logger.Warn("replicas do not hear of each other; trying again", "reason", after.Error())
+	case after != nil && !b.loud && time.Since(b.since) > downAfter:
+		b.loud = true
+		b.config.Logger.Error("replicas still do not hear of each other; trying again", "since", b.since.UTC(), "reason", after.Error())
+	case after == nil && before != nil:
 		b.config.Logger.Info("replicas hear of each other again")
 	}
 }

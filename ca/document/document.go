@@ -305,7 +305,7 @@ func Decode(data []byte, version uint64, s *keys.Sealer) (*Document, error) {
 		return nil, fmt.Errorf("authority document: %w", err)
 	}
 	if !s.CheckMAC(e.Document, e.MAC) {
-		return nil, errors.New("authority document: it was not written with this sealing key, or was changed since")
+		return nil, fmt.Errorf("authority document: it was not written with %s, which all servers on one store have alike, or was changed since", s)
 	}
 	var format struct{ Format int }
 	if err := json.Unmarshal(e.Document, &format); err != nil {

@@ -28,6 +28,7 @@ const keyBytes = 32
 type Sealer struct {
 	aead cipher.AEAD
 	mac  []byte
+	file string // for messages; may be empty
 }
 
 // CreateSealer makes a new sealing key in a file with mode 0600 that must not exist yet. A crash leaves the whole key
@@ -51,7 +52,20 @@ func LoadSealer(path string) (*Sealer, error) {
 	if err != nil || len(key) != keyBytes {
 		return nil, fmt.Errorf("sealing key %s should be %d bytes in base64", path, keyBytes)
 	}
-	return newSealer(key)
+	s, err := newSealer(key)
+	if err != nil {
+		return nil, err
+	}
+	s.file = path
+	return s, nil
+}
+
+// String names the key by its file, and says nothing else of it.
+func (s *Sealer) String() string {
+	if s.file == "" {
+		return "this sealing key"
+	}
+	return "the sealing key " + s.file
 }
 
 func newSealer(key []byte) (*Sealer, error) {
@@ -71,7 +85,7 @@ func newSealer(key []byte) (*Sealer, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Sealer{aead, mac}, nil
+	return &Sealer{aead: aead, mac: mac}, nil
 }
 
 // Seal encrypts secret and binds it to context, without which it does not open.

@@ -32,6 +32,7 @@ const (
 	maxTries     = 30              // of a change that others come in between of
 	firstPause   = 5 * time.Millisecond
 	maxPause     = 500 * time.Millisecond
+	downAfter    = 5 * time.Minute // without the store, an outage is an error in the log; until then a warning
 )
 
 // Errors that callers tell apart.
@@ -87,6 +88,7 @@ type freshness struct {
 	confirmed time.Time
 	why       error // of the last try; nil if it did
 	back      error // ErrRolledBack, from when that was found until the store confirms the document
+	loud      bool  // the log has it as an error
 }
 
 // Open loads the document, holds it to the mark, and registers this replica in it if it is not there yet.
@@ -324,7 +326,7 @@ func (h *Hold) write(ctx context.Context, next *document.Document, quiet bool) e
 	err = h.config.Store.Replace(timed, h.snapshot.Load().Version, next.Version, data)
 	if err == nil {
 		h.adopt(ctx, next, data, quiet)
-		h.confirm(nil)
+		h.confirm(nil, false)
 		return nil
 	}
 	if failed := h.reload(lasts); failed != nil {
@@ -372,10 +374,11 @@ func (h *Hold) reload(ctx context.Context) error {
 		return err // the server stops: that says nothing of the store
 	}
 	var next *document.Document
-	if err == nil {
+	answered := err == nil
+	if answered {
 		next, err = h.newer(data, version)
 	}
-	h.confirm(err)
+	h.confirm(err, answered)
 	if err == nil && next != nil {
 		h.adopt(ctx, next, data, false)
 	}
@@ -409,20 +412,27 @@ func rolledBack(format string, args ...any) error {
 		"if the copy is to stand, `chancery state import` issues it again, above all that was seen", ErrRolledBack, fmt.Sprintf(format, args...))
 }
 
-// confirm notes what a look at the store gave.
-func (h *Hold) confirm(err error) {
+// confirm notes what a look at the store gave. A store that is away for a moment is a warning: nobody has to do anything. One that stays
+// away is an error, as is at once what the store answered and we refuse.
+func (h *Hold) confirm(err error, answered bool) {
 	was := h.fresh.Load()
-	now := &freshness{was.confirmed, err, was.back}
-	if err == nil {
-		now.confirmed, now.back = time.Now(), nil
-	} else if errors.Is(err, ErrRolledBack) {
+	now := &freshness{confirmed: was.confirmed, why: err, back: was.back, loud: was.loud && err != nil}
+	level := slog.LevelWarn
+	if errors.Is(err, ErrRolledBack) {
 		now.back = err
 	}
-	h.fresh.Store(now)
+	if err == nil {
+		now.confirmed, now.back = time.Now(), nil
+	} else if answered || time.Since(now.confirmed) > downAfter {
+		level = slog.LevelError
+	}
 	switch {
-	case err != nil && was.why == nil:
-		h.config.Logger.Error("the store does not confirm the authority document; issuing goes on with the last one, and nothing is changed", "reason", err.Error())
+	case err != nil && (was.why == nil || level == slog.LevelError && !was.loud):
+		now.loud = level == slog.LevelError
+		h.config.Logger.Log(context.Background(), level, "the store does not confirm the authority document; issuing goes on with the last one, and nothing is changed",
+			"confirmed", now.confirmed.UTC(), "reason", err.Error())
 	case err == nil && was.why != nil:
 		h.config.Logger.Info("the store confirms the authority document again", "version", h.snapshot.Load().Version)
 	}
+	h.fresh.Store(now)
 }

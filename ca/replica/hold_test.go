@@ -332,6 +332,62 @@ func drain(h *Hold) {
 	}
 }
 
+// TestOutageInTheLog: a store that is away for a moment is a warning, one that stays away an error, and each is said once.
+func TestOutageInTheLog(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		f := &faulty{Store: w.store}
+		w.store = f
+		var out lines
+		c := w.config("a")
+		c.Logger = slog.New(slog.NewTextHandler(&out, nil))
+		h := w.open(c)
+		go h.Run(t.Context())
+		down := errors.New("the store is down")
+		for _, c := range []struct {
+			off    time.Duration
+			levels string
+		}{{3 * pollEvery, "WARN INFO"}, {time.Hour, "WARN ERROR INFO"}, {2 * pollEvery, "WARN INFO"}} {
+			time.Sleep(time.Minute)
+			out.take()
+			f.set(func() { f.load, f.replace = down, down })
+			time.Sleep(c.off)
+			f.set(func() { f.load, f.replace = nil, nil })
+			time.Sleep(time.Minute)
+			var levels []string
+			for line := range strings.Lines(out.take()) {
+				if _, after, found := strings.Cut(line, "level="); found && strings.Contains(line, "authority document") {
+					level, _, _ := strings.Cut(after, " ")
+					levels = append(levels, level)
+				}
+			}
+			if got := strings.Join(levels, " "); got != c.levels {
+				t.Errorf("off for %s: %s; should be %s", c.off, got, c.levels)
+			}
+		}
+	})
+}
+
+// lines keeps what is logged.
+type lines struct {
+	mu   sync.Mutex // guards text
+	text bytes.Buffer
+}
+
+func (l *lines) Write(b []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(b)
+}
+
+// take returns what was logged since the last call.
+func (l *lines) take() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	defer l.text.Reset()
+	return l.text.String()
+}
+
 // TestStoreThatIsDown: the document stays, Fresh says since when and why, nothing is changed, and it comes back by itself. It is no
 // reason to stop serving.
 func TestStoreThatIsDown(t *testing.T) {

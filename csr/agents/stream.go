@@ -229,7 +229,7 @@ func (h *Hub) NotEnforcing(now time.Time) []string {
 		out = append(out, some(istio)+" have certificates by the Istio API, whose proxies get no CRL from here")
 	}
 	if len(native) > 0 {
-		out = append(out, some(native)+" have certificates, and no agent that is connected says that it serves them")
+		out = append(out, some(native)+" have certificates, and no agent that is connected to this server says that it serves them")
 	}
 	if n := len(out); n > maxSaid {
 		out = append(out[:maxSaid], fmt.Sprintf("and %d more", n-maxSaid))

@@ -6,14 +6,9 @@ package admin
 import (
 	"context"
 	"errors"
-	"fmt"
-	"strings"
-	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 
 	"github.com/chancery-project/chancery/api/chanceryv1"
 	"github.com/chancery-project/chancery/cmd/chancery/server"
@@ -50,21 +45,5 @@ func (f *Flags) Call(ctx context.Context, patience time.Duration, do func(contex
 		}
 		socket = s.AdminSocket()
 	}
-	err := adminsocket.With(ctx, socket, patience, do)
-	st, _ := status.FromError(errors.Unwrap(err))
-	switch st.Code() {
-	case codes.Unavailable:
-		if strings.Contains(st.Message(), syscall.EACCES.Error()) {
-			return fmt.Errorf("the admin socket %s may be used by root and the server's user only; run this as one of them (%s)", socket, st.Message())
-		}
-		if strings.Contains(st.Message(), "error reading from server") {
-			return fmt.Errorf("the server on %s ended, or was restarted, while it was asked: whether it was done is not known; ask again once it runs (%s)", socket, st.Message())
-		}
-		return fmt.Errorf("no server answers on the admin socket %s: is it running? (%s)", socket, st.Message())
-	case codes.InvalidArgument, codes.FailedPrecondition, codes.PermissionDenied:
-		return errors.New(st.Message())
-	case codes.Unimplemented:
-		return fmt.Errorf("what answers on %s is no admin socket of a server, or of one too old for this; the socket is admin.sock in the folder of the state (%s)", socket, st.Message())
-	}
-	return err
+	return adminsocket.With(ctx, socket, patience, do)
 }

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/chancery-project/chancery/api/chanceryv1"
 )
@@ -31,25 +33,36 @@ func ask(t *testing.T, socket string) string {
 // serve serves a socket with a gRPC server that knows no service, or ends when it is asked.
 func serve(t *testing.T, ends bool) string {
 	t.Helper()
+	var handler grpc.StreamHandler
+	var s *grpc.Server
+	if ends {
+		handler = func(_ any, stream grpc.ServerStream) error {
+			go s.Stop()
+			<-stream.Context().Done()
+			return stream.Context().Err()
+		}
+	}
+	return serveWith(t, handler, &s)
+}
+
+// serveWith serves a socket with a gRPC server whose calls a handler answers.
+func serveWith(t *testing.T, handler grpc.StreamHandler, s **grpc.Server) string {
+	t.Helper()
 	socket := filepath.Join(t.TempDir(), "s")
 	l, err := net.Listen("unix", socket)
 	if err != nil {
 		t.Fatal(err)
 	}
 	var options []grpc.ServerOption
-	var s *grpc.Server
-	if ends {
-		options = append(options, grpc.UnknownServiceHandler(func(_ any, stream grpc.ServerStream) error {
-			go s.Stop()
-			<-stream.Context().Done()
-			return stream.Context().Err()
-		}))
+	if handler != nil {
+		options = append(options, grpc.UnknownServiceHandler(handler))
 	}
-	s = grpc.NewServer(options...)
+	g := grpc.NewServer(options...)
+	*s = g
 	served := make(chan error, 1)
-	go func() { served <- s.Serve(l) }()
+	go func() { served <- g.Serve(l) }()
 	t.Cleanup(func() {
-		s.Stop()
+		g.Stop()
 		<-served
 	})
 	return socket
@@ -65,6 +78,17 @@ func TestCallSaysWhatIsWrong(t *testing.T) {
 	}
 	if got := ask(t, serve(t, true)); !strings.Contains(got, "whether it was done is not known") {
 		t.Error(got)
+	}
+}
+
+// TestCallGivesTheServersOwnWords: a refusal is not dressed in gRPC's, and is not taken for a server that is down.
+func TestCallGivesTheServersOwnWords(t *testing.T) {
+	for _, code := range []codes.Code{codes.FailedPrecondition, codes.Unavailable} {
+		var s *grpc.Server
+		socket := serveWith(t, func(any, grpc.ServerStream) error { return status.Error(code, "audit log: no space left on device") }, &s)
+		if got := ask(t, socket); got != "audit log: no space left on device" {
+			t.Errorf("%s: %s", code, got)
+		}
 	}
 }
 

@@ -170,6 +170,11 @@ func (e *exam) checkIssuanceLog(context.Context) {
 	case errors.Is(err, fs.ErrPermission):
 		e.unchecked(subject, err)
 		return
+	case errors.Is(err, fs.ErrNotExist) && e.state == nil:
+		e.unchecked(subject, errors.New("it does not exist, and it is not known whether the authority document lists it"))
+		return
+	case errors.Is(err, fs.ErrNotExist) && !e.listed(): // a new server makes it at its first start
+		return
 	case err != nil:
 		e.found("issuance-log.unusable", checkup.Critical, subject, "cannot be opened: %v", err)
 		return
@@ -186,6 +191,12 @@ func (e *exam) checkIssuanceLog(context.Context) {
 		e.found("issuance-log.other", checkup.Critical, subject, "is %s, and the authority document lists %s", public, listed)
 	}
 	e.state.IssuanceLog = &checkup.IssuanceLog{Dir: dir, Size: c.Size, Covered: c.Size, Checkpoint: changed(filepath.Join(dir, issuelog.CheckpointFile))}
+}
+
+// listed reports whether the document lists this server, whatever its log.
+func (e *exam) listed() bool {
+	_, registered := e.listedLog("")
+	return registered
 }
 
 // listedLog returns the key of the log that the document lists for this server, whose log has a public key, and whether it lists this

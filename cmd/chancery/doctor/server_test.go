@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/chancery-project/chancery/ca/audit"
 	"github.com/chancery-project/chancery/ca/authority"
 	"github.com/chancery-project/chancery/ca/checkup"
 	"github.com/chancery-project/chancery/ca/issuelog"
@@ -144,6 +145,18 @@ func TestServerThatIsDown(t *testing.T) {
 		{name: "audit log for everybody", change: func(p place) { p.must(os.Chmod(p.path("logs/audit.jsonl"), 0o666)) },
 			want: []string{"warning file.exposed", "warning file.writable"}},
 		{name: "no issuance log", change: func(p place) { p.must(os.RemoveAll(p.path("logs/issued"))) }, want: []string{"critical issuance-log.unusable"}},
+		{name: "a server that is forgotten, and new", change: func(p place) {
+			s, err := server.Load(p.path("server.yaml"))
+			p.must(err)
+			st, err := s.OpenState(p.Context())
+			p.must(err)
+			defer st.Store.Close()
+			log, err := audit.Open(p.path("logs/audit.jsonl"))
+			p.must(err)
+			defer log.Close()
+			p.must(authority.Forget(p.Context(), authority.Config{Store: st.Store, Sealer: st.Sealer, Log: log}, "test", "server"))
+			p.must(os.RemoveAll(p.path("logs/issued"))) // it is made at the first start
+		}},
 		{name: "issuance log left out", change: func(p place) { p.change("issuanceLog: logs/issued\n", "") }, want: []string{"critical issuance-log.other"}},
 		{name: "another issuance log", change: func(p place) {
 			p.must(os.RemoveAll(p.path("logs/issued")))

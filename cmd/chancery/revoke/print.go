@@ -124,7 +124,7 @@ func certificates(n uint64) string {
 
 // print says who has it, and who does not act on it.
 func (a audienceJSON) print(out io.Writer) {
-	fmt.Fprintf(out, "Agents: %d connected, %d of them have the last CRLs.\n", a.Agents, a.Acknowledged)
+	fmt.Fprintf(out, "Agents: %d connected to this server, %d of them have the last CRLs.\n", a.Agents, a.Acknowledged)
 	if len(a.NotEnforcing) > 0 {
 		fmt.Fprintln(out, "Not enforced by:")
 		for _, w := range a.NotEnforcing {

@@ -58,7 +58,7 @@ func TestD23AnswersNameWhoDoesNotEnforce(t *testing.T) {
 	}
 	for _, want := range []string{
 		"DRY RUN: nothing is changed. Revoking node east/n1, issued before 1970-01-01T00:00:00Z would mean 1001 certificates.",
-		"  abcd  " + web + "  node east/n1  until 1970-01-01T00:01:00Z\n", "  and 1000 more\n", "Agents: 3 connected, 2 of them have the last CRLs.",
+		"  abcd  " + web + "  node east/n1  until 1970-01-01T00:01:00Z\n", "  and 1000 more\n", "Agents: 3 connected to this server, 2 of them have the last CRLs.",
 		"Not enforced by:\n  - agent a at b: ALL\uFFFD[2J ignores CRLs\n", "Connections that stand go on until their next handshake.",
 	} {
 		if !strings.Contains(out.String(), want) {

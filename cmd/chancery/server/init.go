@@ -116,12 +116,12 @@ func alreadyMade(ctx context.Context, s *Settings, st store.Store, data []byte, 
 		return have
 	}
 	sealer, err := keys.LoadSealer(s.State.SealingKey)
-	if err != nil {
-		return errors.Join(have, err)
+	var doc *authority.Document
+	if err == nil {
+		doc, err = authority.DecodeDocument(data, version, sealer)
 	}
-	doc, err := authority.DecodeDocument(data, version, sealer)
 	if err != nil {
-		return errors.Join(have, err)
+		return &existsError{fmt.Sprintf("the authorities of this server exist already, in the state %s, and were not changed; but this config cannot use them: %v", s.place, err)}
 	}
 	if rootsMissing {
 		if err := s.WriteRoots(doc); err != nil {

@@ -30,7 +30,6 @@ func startedOn(t *testing.T, state, more string) (srv *Server, stop func()) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	const keySet = `{"keys": [{"kty": "EC", "crv": "P-256", "use": "sig", "kid": "a", "x": "f83OJ3D2xF1Bg8vub9tLe1gHMzV76e8Tus9uPHvRVEU", "y": "x_FEzRu9m36HLN_tue659LNpXW6pCyStikYjKIWI5a0"}]}`
 	if err := os.WriteFile(filepath.Join(dir, "jwks.json"), []byte(keySet), 0o600); err != nil {
 		t.Fatal(err)
 	}

@@ -94,7 +94,7 @@ func Open(ctx context.Context, settings *Settings, logger *slog.Logger) (_ *Serv
 		Domain: settings.domain, Authority: s.authority, Issuance: s.issuance, Board: s.board, Log: s.log, Clusters: slices.Collect(maps.Keys(byName)),
 		ActorOf: adminsocket.ActorOf, Own: s.ownSerial, Logger: logger, Metrics: s.registry,
 	})
-	s.replicas = replicas.Open(replicas.Config{Place: settings.place, Authority: s.authority, Board: s.board, Log: s.log, ActorOf: adminsocket.ActorOf})
+	s.replicas = replicas.Open(replicas.Config{Place: settings.place, Authority: s.authority, Board: s.board, Log: s.log, ActorOf: adminsocket.ActorOf, Metrics: s.registry})
 	s.sampler = newSampler(s.registry, logger)
 	s.requests = csr.NewMetrics(s.registry)
 	service, err := csr.NewService(csr.Config{

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"io"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -15,6 +16,9 @@ import (
 )
 
 var discard = slog.New(slog.DiscardHandler)
+
+// keySet is a cluster's keys, in jwks.json.
+const keySet = `{"keys": [{"kty": "EC", "crv": "P-256", "use": "sig", "kid": "a", "x": "f83OJ3D2xF1Bg8vub9tLe1gHMzV76e8Tus9uPHvRVEU", "y": "x_FEzRu9m36HLN_tue659LNpXW6pCyStikYjKIWI5a0"}]}`
 
 // TestInitCompletesAfterCrash: each step of Init may be the last one before a crash; the next call makes up for it.
 func TestInitCompletesAfterCrash(t *testing.T) {
@@ -107,6 +111,42 @@ func TestD9InitWhereADocumentWasSeen(t *testing.T) {
 				t.Error(err)
 			}
 		})
+	}
+}
+
+// TestAnotherSealingKey: on a server with another key than the others have, or none, each command names the file, and none says that
+// the server would start.
+func TestAnotherSealingKey(t *testing.T) {
+	dir := t.TempDir()
+	s, err := parseConfig([]byte(strings.Replace(minimal, "state/state.db", "state.db", 1)), filepath.Join(dir, "server.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := Init(t.Context(), s, io.Discard); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Remove(s.rootsFile()); err != nil { // as on a new server
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "jwks.json"), []byte(keySet), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	key := s.State.SealingKey
+	if err := os.Rename(key, key+".moved"); err != nil {
+		t.Fatal(err)
+	}
+	if err := Init(t.Context(), s, io.Discard); !errors.Is(err, store.ErrConflict) || !strings.Contains(err.Error(), "this config cannot use them: reading sealing key: open "+key) {
+		t.Errorf("init without a key: %v", err)
+	}
+	if err := os.WriteFile(key, []byte("AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	wrong := "it was not written with the sealing key " + key
+	if err := Init(t.Context(), s, io.Discard); !errors.Is(err, store.ErrConflict) || !strings.Contains(err.Error(), wrong) || strings.Contains(err.Error(), "starts with them") {
+		t.Errorf("init: %v", err)
+	}
+	if _, err := Open(t.Context(), s, discard); err == nil || !strings.Contains(err.Error(), wrong) {
+		t.Errorf("server: %v", err)
 	}
 }
 

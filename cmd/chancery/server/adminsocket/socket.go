@@ -11,6 +11,7 @@ import (
 	"io/fs"
 	"net"
 	"os"
+	"strings"
 	"syscall"
 	"time"
 
@@ -74,7 +75,7 @@ func Probe(ctx context.Context, path string) error {
 	return err
 }
 
-// With calls f with a connection to a running server.
+// With calls f with a connection to a running server, and explains what went wrong.
 func With(ctx context.Context, path string, patience time.Duration, f func(context.Context, chanceryv1.AdminClient) error) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -83,10 +84,35 @@ func With(ctx context.Context, path string, patience time.Duration, f func(conte
 		return fmt.Errorf("connecting to admin socket %s: %w", path, err)
 	}
 	defer conn.Close()
-	if err := f(ctx, chanceryv1.NewAdminClient(conn)); err != nil {
-		return fmt.Errorf("asking the server on admin socket %s: %w", path, err)
+	return explain(path, f(ctx, chanceryv1.NewAdminClient(conn)))
+}
+
+// explain says in words what a call to the server on a socket gave: that it refused, in its own words.
+func explain(path string, err error) error {
+	st, known := status.FromError(err)
+	if err == nil {
+		return nil
 	}
-	return nil
+	if known {
+		switch st.Code() {
+		case codes.Unavailable:
+			if strings.Contains(st.Message(), syscall.EACCES.Error()) {
+				return fmt.Errorf("the admin socket %s may be used by root and the server's user only; run this as one of them (%s)", path, st.Message())
+			}
+			if strings.Contains(st.Message(), "error reading from server") {
+				return fmt.Errorf("the server on %s ended, or was restarted, while it was asked: whether it was done is not known; ask again once it runs (%s)", path, st.Message())
+			}
+			if strings.Contains(st.Message(), "connection error:") {
+				return fmt.Errorf("no server answers on the admin socket %s: is it running? (%s)", path, st.Message())
+			}
+			return errors.New(st.Message()) // the server says so itself
+		case codes.InvalidArgument, codes.FailedPrecondition, codes.PermissionDenied:
+			return errors.New(st.Message())
+		case codes.Unimplemented:
+			return fmt.Errorf("what answers on %s is no admin socket of a server, or of one too old for this; the socket is admin.sock in the folder of the state (%s)", path, st.Message())
+		}
+	}
+	return fmt.Errorf("asking the server on admin socket %s: %w", path, err)
 }
 
 // maxAnswer bounds an answer of the admin API: what is kept of the SVIDs that agents serve has 48 MiB at most.

@@ -47,7 +47,8 @@ func Open(dir string, log *audit.Log, logger *slog.Logger) (*issuelog.Log, autho
 	}
 	l, err := issuelog.Open(issuelog.Config{Dir: dir, Logger: logger})
 	if errors.Is(err, fs.ErrNotExist) {
-		err = fmt.Errorf("%w; if there has never been one, run `chancery authority init -c FILE` once; else restore it", err)
+		err = fmt.Errorf("%w; restore it, or, if it is lost, `chancery replica forget` this server (docs/recovery.md). "+
+			"If there has never been one, run `chancery authority init -c FILE` once; if another server has this name, set another state.replica", err)
 	}
 	if err != nil {
 		return nil, authority.LogState{}, err

@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -30,6 +31,7 @@ type Config struct {
 	Board     *board.Board
 	Log       *audit.Log
 	ActorOf   func(context.Context) (string, error) // who calls, or a refusal
+	Metrics   prometheus.Registerer
 }
 
 // Desk answers.
@@ -42,7 +44,11 @@ type Desk struct {
 }
 
 // Open makes a desk.
-func Open(c Config) *Desk { return &Desk{config: c} }
+func Open(c Config) *Desk {
+	d := &Desk{config: c}
+	c.Metrics.MustRegister(metrics{d.Status, c.Authority.Document})
+	return d
+}
 
 // lookEvery is how exactly it is known when the document changed; it is judged in minutes.
 const lookEvery = 5 * time.Second

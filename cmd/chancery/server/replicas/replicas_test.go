@@ -4,10 +4,15 @@ import (
 	"fmt"
 	"log/slog"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/chancery-project/chancery/api/chanceryv1"
 	"github.com/chancery-project/chancery/ca/authority"
 	"github.com/chancery-project/chancery/ca/board"
 	"github.com/chancery-project/chancery/ca/document"
@@ -93,4 +98,36 @@ func TestStatusFromSeveralAtOnce(t *testing.T) {
 		})
 	}
 	wg.Wait()
+}
+
+// TestMetrics: what monitoring needs to tell a store or a server that is gone.
+func TestMetrics(t *testing.T) {
+	at := timestamppb.New(time.Unix(1_800_000_000, 0))
+	doc := document.New()
+	doc.Version = 7
+	m := metrics{func() *chanceryv1.GetStatusResponse_Store {
+		return &chanceryv1.GetStatusResponse_Store{Confirmed: at, Error: "connection refused", Replica: "ca-1", Driver: "ca-1", Replicas: []*chanceryv1.Replica{
+			{Name: "ca-1", Own: true, Seen: at}, {Name: "ca-2", Seen: at}, {Name: "ca-2", Seen: at}, {Name: "ca-3"}, {Name: "ca-4", DeclaredDead: at},
+		}}
+	}, func() *authority.Document { return doc }}
+	if err := testutil.CollectAndCompare(m, strings.NewReader(`
+# HELP chancery_ca_document_version Version of the authority document that this server works by.
+# TYPE chancery_ca_document_version gauge
+chancery_ca_document_version 7
+# HELP chancery_ca_drives 1 if the authority document names this server as the one that renews issuers, else 0.
+# TYPE chancery_ca_drives gauge
+chancery_ca_drives 1
+# HELP chancery_ca_replica_seen_timestamp_seconds When another server on the store was last heard of, by its own clock; 0 if never.
+# TYPE chancery_ca_replica_seen_timestamp_seconds gauge
+chancery_ca_replica_seen_timestamp_seconds{replica="ca-2"} 1.8e+09
+chancery_ca_replica_seen_timestamp_seconds{replica="ca-3"} 0
+# HELP chancery_ca_store_confirmed_timestamp_seconds When the store last confirmed the authority document.
+# TYPE chancery_ca_store_confirmed_timestamp_seconds gauge
+chancery_ca_store_confirmed_timestamp_seconds 1.8e+09
+# HELP chancery_ca_store_failing 1 if the store did not answer, or gave what is refused, when it was asked last, else 0.
+# TYPE chancery_ca_store_failing gauge
+chancery_ca_store_failing 1
+`)); err != nil {
+		t.Error(err)
+	}
 }

@@ -1,9 +1,7 @@
 package authority
 
 import (
-	"bytes"
 	"context"
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"time"
@@ -70,40 +68,9 @@ func (a *Keeper) KeepCRLs(ctx context.Context, crls map[string][]byte) error {
 		return nil
 	}
 	return a.ChangeQuietly(ctx, func(next *Document) error {
-		if !keepCRLs(next.State(a.config.Domain), crls) {
+		if !next.State(a.config.Domain).KeepCRLs(crls) {
 			return replica.ErrUnchanged
 		}
 		return nil
 	})
-}
-
-// keepCRLs puts CRLs into a document, and reports whether it had not as good ones.
-func keepCRLs(state *document.DomainState, crls map[string][]byte) (changed bool) {
-	for i := range state.Authorities {
-		x := &state.Authorities[i]
-		if crl := crls[x.ID]; crl != nil && x.Kind == document.KindIssuer && isOf(crl, x) && !laterThan(x.CRL, crl) {
-			x.CRL, changed = crl, true
-		}
-	}
-	return changed
-}
-
-// laterThan reports whether a stored CRL has the number of another, or a higher one.
-func laterThan(stored, crl []byte) bool {
-	have, err := x509.ParseRevocationList(stored)
-	if err != nil {
-		return false
-	}
-	list, err := x509.ParseRevocationList(crl)
-	return err == nil && bytes.Equal(have.RawIssuer, list.RawIssuer) && have.Number != nil && have.Number.Cmp(list.Number) >= 0
-}
-
-// isOf reports whether a CRL is of an issuer by this name; one key may have been certified under several.
-func isOf(crl []byte, x *Authority) bool {
-	cert, err := x.X509()
-	if err != nil {
-		return false
-	}
-	list, err := x509.ParseRevocationList(crl)
-	return err == nil && bytes.Equal(list.RawIssuer, cert.RawSubject)
 }

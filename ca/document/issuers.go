@@ -1,6 +1,7 @@
 package document
 
 import (
+	"bytes"
 	"crypto/x509"
 	"fmt"
 	"slices"
@@ -123,4 +124,35 @@ func (s *DomainState) LastSigned(x *Authority) time.Time {
 		}
 	}
 	return time.Now()
+}
+
+// KeepCRLs keeps the last CRLs of issuers, by ID, and reports whether there were not as good ones.
+func (s *DomainState) KeepCRLs(crls map[string][]byte) (changed bool) {
+	for i := range s.Authorities {
+		x := &s.Authorities[i]
+		if crl := crls[x.ID]; crl != nil && x.Kind == KindIssuer && isOf(crl, x) && !laterThan(x.CRL, crl) {
+			x.CRL, changed = crl, true
+		}
+	}
+	return changed
+}
+
+// laterThan reports whether a stored CRL has the number of another, or a higher one.
+func laterThan(stored, crl []byte) bool {
+	have, err := x509.ParseRevocationList(stored)
+	if err != nil {
+		return false
+	}
+	list, err := x509.ParseRevocationList(crl)
+	return err == nil && bytes.Equal(have.RawIssuer, list.RawIssuer) && have.Number != nil && have.Number.Cmp(list.Number) >= 0
+}
+
+// isOf reports whether a CRL is of an issuer by this name; one key may have been certified under several.
+func isOf(crl []byte, x *Authority) bool {
+	cert, err := x.X509()
+	if err != nil {
+		return false
+	}
+	list, err := x509.ParseRevocationList(crl)
+	return err == nil && bytes.Equal(list.RawIssuer, cert.RawSubject)
 }

@@ -406,6 +406,14 @@ func (h *Hold) newer(data []byte, version uint64) (*document.Document, error) {
 	return next, nil
 }
 
+// CheckStored returns why what the store has cannot be the document in use, or follow it; nil if it can.
+func (h *Hold) CheckStored(data []byte, version uint64) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	_, err := h.newer(data, version)
+	return err
+}
+
 // rolledBack is ErrRolledBack, with what was found and what to do.
 func rolledBack(format string, args ...any) error {
 	return fmt.Errorf("%w: %s. An older copy was put in its place, or the store lost what it had confirmed; "+

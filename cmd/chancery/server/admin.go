@@ -3,7 +3,6 @@ package server
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io/fs"
 	"log/slog"
 	"time"
@@ -78,21 +77,19 @@ func (s adminService) ExportState(ctx context.Context, _ *chanceryv1.ExportState
 // exportPatience is how long an export waits for the store: the server knows the document, too.
 const exportPatience = 5 * time.Second
 
-// exportState makes an export of the document as the store has it; where the store does not answer, or has an older one than this
-// server knows, as this server has it.
+// exportState makes an export of the document as the store has it; where the store does not answer, or has one that this server
+// refuses, as this server has it.
 func (s *Server) exportState(ctx context.Context) ([]byte, error) {
 	waiting, cancel := context.WithTimeout(ctx, exportPatience)
 	defer cancel()
-	known, source := s.authority.Document(), backup.FromStore
+	source := backup.FromStore
 	data, version, err := s.store.Load(waiting)
 	if err == nil {
-		_, err = authority.DecodeDocument(data, version, s.sealer)
-	}
-	if err == nil && version < known.Version {
-		err = fmt.Errorf("it has version %d, and this server works by version %d", version, known.Version)
+		err = s.authority.CheckStored(data, version)
 	}
 	if err != nil {
 		s.logger.Warn("the state is exported from memory: the store does not give the newest document", "reason", err.Error())
+		known := s.authority.Document()
 		source, version = backup.FromServer, known.Version
 		if data, err = known.Encode(s.sealer); err != nil {
 			return nil, err

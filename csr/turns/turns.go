@@ -107,27 +107,30 @@ func (q *Queue[T]) Remove(item *Item[T]) {
 }
 
 // GivesWay returns who should leave a full queue for somebody who comes from a node and is due then; nil if he should not stay
-// himself. First it is a node that has many there (twice as many, or more) that gives way to one that has few, so that nobody
-// is shut out by who fills the queue; then who is due late to who is due soon. It asks a few, drawn at random: most of them are
-// of the nodes that have many, and the worst of them is among the last of all.
+// himself. First it is a node that has many there that gives way to one that has few, so that nobody is shut out by who fills the
+// queue; then who is due late to who is due soon. It asks a few, drawn at random: most of them are of the nodes that have many,
+// and the worst of them is among the last of all.
 func (q *Queue[T]) GivesWay(node string, due time.Time) *Item[T] {
 	if len(q.all) == 0 {
 		return nil
 	}
-	crowd := 1
+	crowd := 1 // with him
 	if n := q.nodes.byKey[node]; n != nil {
 		crowd += n.count
 	}
-	size := bits.Len(uint(crowd))
-	var worst *Item[T]
+	var last *Item[T]
 	for range asked {
 		item := q.all[rand.N(len(q.all))]
-		if s := bits.Len(uint(q.nodes.byKey[item.node].count)); s > size || s == size && item.due.After(due) {
-			worst, size, due = item, s, item.due
+		n := q.nodes.byKey[item.node].count
+		if crowded(n, crowd) || !crowded(crowd, n) && item.due.After(due) {
+			last, crowd, due = item, n, item.due
 		}
 	}
-	return worst
+	return last
 }
+
+// crowded reports whether a node has many items, compared to another one.
+func crowded(n, other int) bool { return n > 2*other+8 }
 
 // All returns all items, in no order.
 func (q *Queue[T]) All() iter.Seq[*Item[T]] { return slices.Values(q.all) }

@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"bufio"
 	"context"
 	"crypto"
 	"crypto/ecdsa"
@@ -15,12 +16,15 @@ import (
 	mrand "math/rand/v2"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"runtime"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -46,8 +50,7 @@ type fleet struct {
 	addr   string
 	token  func(node, account int) string
 
-	registry *prometheus.Registry // the server's
-	accepted atomic.Int64         // connections
+	end func() serverSaid // ends the server
 }
 
 // member is one agent of the fleet.
@@ -96,8 +99,7 @@ func (k slowKey) Sign(r io.Reader, digest []byte, opts crypto.SignerOpts) ([]byt
 	return k.Signer.Sign(r, digest, opts)
 }
 
-// newFleet starts the server: the real one, with real issuance, but for a slow key and two slots, so that requests have to
-// wait.
+// newFleet makes the authority, and starts the server.
 func newFleet(t *testing.T, n int) *fleet {
 	dir := t.TempDir()
 	if shm, err := os.MkdirTemp("/dev/shm", "chancery-fleet-"); err == nil { // a log whose disk is not shared
@@ -105,20 +107,12 @@ func newFleet(t *testing.T, n int) *fleet {
 		dir = shm
 	}
 	f := &fleet{t: t, domain: must(trust.ParseDomain("cluster.local"))}
-	log := must(audit.Open(filepath.Join(dir, "audit.jsonl")))
+	log := must(audit.Open(filepath.Join(dir, "agents.jsonl")))
 	t.Cleanup(func() { log.Close() })
 	made := must(ca.Create(t.Context(), ca.CreateConfig{Domain: f.domain, LogID: ca.MinLogID + 1, Log: log}))
 	f.root = made.Root
-	f.issuer = must(ca.NewIssuer(ca.IssuerConfig{
-		Domain: f.domain, Key: slowKey{made.IssuerKey}, Chain: []*x509.Certificate{made.Issuer}, LogID: ca.MinLogID + 1, Log: log,
-		Bundle: must(trust.NewBundle(f.domain, 1, []*x509.Certificate{made.Root})),
-	}))
+	f.issuer = f.newIssuer(made.IssuerKey, made.Issuer, log)
 	key := must(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))
-	keySet := filepath.Join(dir, "jwks.json")
-	set := jose.JSONWebKeySet{Keys: []jose.JSONWebKey{{KeyID: "k", Key: key.Public(), Use: "sig"}}}
-	if err := os.WriteFile(keySet, must(json.Marshal(set)), 0o600); err != nil {
-		t.Fatal(err)
-	}
 	signer := must(jose.NewSigner(jose.SigningKey{Algorithm: jose.ES256, Key: jose.JSONWebKey{Key: key, KeyID: "k"}}, nil))
 	f.token = func(node, account int) string {
 		now := time.Now()
@@ -132,27 +126,117 @@ func newFleet(t *testing.T, n int) *fleet {
 		}))
 		return must(must(signer.Sign(payload)).CompactSerialize())
 	}
-	cluster := must(kube.New(kube.Config{Name: "Kubernetes", Issuer: "https://k8s.test", Audiences: []string{"chancery"}, JWKSFile: keySet}))
+	f.start(dir, n, map[string][]byte{
+		"issuer.key": must(x509.MarshalPKCS8PrivateKey(made.IssuerKey)), "issuer": made.Issuer.Raw, "root": made.Root.Raw,
+		"jwks.json": must(json.Marshal(jose.JSONWebKeySet{Keys: []jose.JSONWebKey{{KeyID: "k", Key: key.Public(), Use: "sig"}}})),
+	})
+	return f
+}
+
+func (f *fleet) newIssuer(key crypto.Signer, cert *x509.Certificate, log *audit.Log) *ca.Issuer {
+	return must(ca.NewIssuer(ca.IssuerConfig{
+		Domain: f.domain, Key: key, Chain: []*x509.Certificate{cert}, LogID: ca.MinLogID + 1, Log: log,
+		Bundle: must(trust.NewBundle(f.domain, 1, []*x509.Certificate{f.root})),
+	}))
+}
+
+// start runs the server in a process of its own, as long as the test: ten thousand agents that want to compute would keep a
+// server in this one from the processors as no agents elsewhere do.
+func (f *fleet) start(dir string, n int, files map[string][]byte) {
+	for name, data := range files {
+		if err := os.WriteFile(filepath.Join(dir, name), data, 0o600); err != nil {
+			f.t.Fatal(err)
+		}
+	}
+	cmd := exec.Command(must(os.Executable()), "-test.run", "^TestFleetServer$", "-test.timeout", "20m")
+	cmd.Env = append(os.Environ(), "FLEET_SERVER="+dir, fmt.Sprint("FLEET_QUEUE=", max(n/maxQueue, 10)))
+	cmd.Stderr = os.Stderr
+	in, out := must(cmd.StdinPipe()), bufio.NewReader(must(cmd.StdoutPipe()))
+	if err := cmd.Start(); err != nil {
+		f.t.Fatal(err)
+	}
+	f.addr = strings.TrimSpace(must(out.ReadString('\n')))
+	f.end = sync.OnceValue(func() (said serverSaid) {
+		in.Close()
+		if err := errors.Join(json.NewDecoder(out).Decode(&said), drain(out), cmd.Wait()); err != nil {
+			f.t.Errorf("the server: %v", err)
+		}
+		return said
+	})
+	f.t.Cleanup(func() { f.end() })
+}
+
+func drain(r io.Reader) error {
+	_, err := io.Copy(io.Discard, r)
+	return err
+}
+
+// serverSaid is what the server has to say at its end.
+type serverSaid struct {
+	Answers    map[string]int // by outcome
+	Accepted   int            // connections
+	NotBegun   int            // of these, closed before a handshake
+	Heap       uint64         // at most
+	Processors time.Duration  // used
+}
+
+// TestFleetServer is the server of TestD19AFleetComesBack: the real one, with real issuance, but for a slow key and two slots, so
+// that requests have to wait. It serves until its input ends.
+func TestFleetServer(t *testing.T) {
+	dir := os.Getenv("FLEET_SERVER")
+	if dir == "" {
+		t.Skip("it is started by TestD19AFleetComesBack")
+	}
+	file := func(name string) []byte { return must(os.ReadFile(filepath.Join(dir, name))) }
+	f := &fleet{t: t, domain: must(trust.ParseDomain("cluster.local")), root: must(x509.ParseCertificate(file("root")))}
+	log := must(audit.Open(filepath.Join(dir, "server.jsonl")))
+	defer log.Close()
+	f.issuer = f.newIssuer(slowKey{must(x509.ParsePKCS8PrivateKey(file("issuer.key"))).(crypto.Signer)}, must(x509.ParseCertificate(file("issuer"))), log)
+	cluster := must(kube.New(kube.Config{Name: "Kubernetes", Issuer: "https://k8s.test", Audiences: []string{"chancery"}, JWKSFile: filepath.Join(dir, "jwks.json")}))
 	own := f.identity(trust.SystemID(f.domain, "server"), 0)
-	f.registry = prometheus.NewRegistry()
+	registry := prometheus.NewRegistry()
 	server := csr.NewServer(must(csr.NewService(csr.Config{
 		Domain: f.domain, Issuer: func() (*ca.Issuer, error) { return f.issuer, nil }, Profile: must(ca.NewProfile("workload", ca.ProfileConfig{})),
 		Clusters:  map[string]csr.ClusterConfig{"Kubernetes": {Cluster: cluster}},
-		Admission: admission.Config{MaxInFlight: slots, MaxQueue: max(n/maxQueue, 10), MaxWait: maxWait},
-		Log:       log, Sampler: &ca.Sampler{}, Logger: slog.New(slog.DiscardHandler), Metrics: csr.NewMetrics(f.registry),
+		Admission: admission.Config{MaxInFlight: slots, MaxQueue: must(strconv.Atoi(os.Getenv("FLEET_QUEUE"))), MaxWait: maxWait},
+		Log:       log, Sampler: &ca.Sampler{}, Logger: slog.New(slog.DiscardHandler), Metrics: csr.NewMetrics(registry),
 	})), func() *trust.Identity { return own })
-	l := must(net.Listen("tcp", "127.0.0.1:0"))
-	f.addr = l.Addr().String()
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- server.Run(ctx, counted{l, &f.accepted}) }()
-	t.Cleanup(func() {
+	l := counted{must(net.Listen("tcp", "127.0.0.1:0")), new(atomic.Int64)}
+	fmt.Println(l.Addr())
+	peak := watch()
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() {
+		drain(os.Stdin)
 		cancel()
-		if err := <-done; err != nil {
-			t.Error(err)
+	}()
+	if err := server.Run(ctx, l); err != nil {
+		t.Error(err)
+	}
+	said := serverSaid{Answers: map[string]int{}, Accepted: int(l.n.Load()), Heap: peak(), Processors: used()}
+	for _, family := range must(registry.Gather()) {
+		for _, m := range family.Metric {
+			switch family.GetName() {
+			case "chancery_csr_request_seconds":
+				for _, label := range m.Label {
+					if label.GetName() == "outcome" {
+						said.Answers[label.GetValue()] += int(m.Histogram.GetSampleCount())
+					}
+				}
+			case "chancery_csr_handshakes_refused_total":
+				said.NotBegun += int(m.Counter.GetValue())
+			}
 		}
-	})
-	return f
+	}
+	fmt.Println(string(must(json.Marshal(said))))
+}
+
+// used returns the processor time of this process.
+func used() time.Duration {
+	var u syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
+		panic(err)
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
 // What the server of the test can do: about 250 certificates a second, on a machine that is quiet. The agents share its
@@ -271,7 +355,6 @@ func TestD19AFleetComesBack(t *testing.T) {
 	}
 	f := newFleet(t, n)
 	all, begun := f.members(n)
-	issued := f.outcomes()["ok"]                                  // none
 	spread := max(time.Duration(n)*time.Second/1250, time.Second) // 8 s of 10,000: the pauses of keepers after 16 s without a server
 	ctx, cancel := context.WithTimeout(t.Context(), 8*time.Minute)
 	defer cancel()
@@ -288,51 +371,31 @@ func TestD19AFleetComesBack(t *testing.T) {
 			}
 		})
 	}
-	peak := f.watch()
+	peak := watch()
 	wg.Wait()
 	heap := peak()
 	if n := failed.Load(); n > 0 {
 		t.Fatalf("%d agents did not come back", n)
 	}
 	t.Logf("%d agents came back in %s; heap %d MB at most", n, time.Since(begun).Round(time.Millisecond), heap>>20)
-	f.judgeWork(all, issued)
+	f.judgeWork(all)
 	f.judgeOrder(all)
-	if limit := uint64(n)*100<<10 + 64<<20; heap > limit {
-		t.Errorf("%d MB of heap; want at most %d", heap>>20, limit>>20)
-	}
-}
-
-// outcomes counts the server's answers.
-func (f *fleet) outcomes() map[string]int {
-	out := map[string]int{}
-	for _, family := range must(f.registry.Gather()) {
-		for _, m := range family.Metric {
-			switch family.GetName() {
-			case "chancery_csr_request_seconds":
-				for _, l := range m.Label {
-					if l.GetName() == "outcome" {
-						out[l.GetValue()] += int(m.Histogram.GetSampleCount())
-					}
-				}
-			case "chancery_csr_handshakes_refused_total":
-				out["handshakes refused"] += int(m.Counter.GetValue())
-			}
-		}
-	}
-	return out
 }
 
 // judgeWork holds what the server did against what came of it.
-func (f *fleet) judgeWork(all []*member, before int) {
+func (f *fleet) judgeWork(all []*member) {
 	n := len(all)
-	out := f.outcomes()
+	said := f.end()
+	out := said.Answers
 	attempts, most, refusals := 0, 0, 0
 	for _, m := range all {
 		attempts, most, refusals = attempts+m.attempts, max(most, m.attempts), refusals+m.refusals
 	}
-	handshakes := int(f.accepted.Load()) - out["handshakes refused"]
+	handshakes := said.Accepted - said.NotBegun
 	f.t.Logf("%d attempts, at most %d of one agent, %d of them refused with an answer; %d connections, %d not begun; answers %v",
-		attempts, most, refusals, f.accepted.Load(), out["handshakes refused"], out)
+		attempts, most, refusals, said.Accepted, said.NotBegun, out)
+	f.t.Logf("the server used %s of processor time, %d MB of heap at most; the agents %s", said.Processors.Round(time.Millisecond), said.Heap>>20,
+		used().Round(time.Millisecond))
 	tenth := n / 10
 	byTime := slices.SortedFunc(slices.Values(all), func(a, b *member) int { return int(a.order - b.order) })
 	var took []time.Duration
@@ -340,16 +403,16 @@ func (f *fleet) judgeWork(all []*member, before int) {
 		took = append(took, byTime[min((i+1)*tenth, n-1)].served.Sub(byTime[i*tenth].served).Round(10*time.Millisecond))
 	}
 	f.t.Logf("each tenth of them took %v", took)
-	if lost := out["ok"] - before - n; lost > n/100 {
+	if lost := out["ok"] - n; lost > n/100 {
 		f.t.Errorf("%d certificates were issued that nobody got", lost)
-	}
-	if lost := handshakes - out["ok"] - out[csr.ReasonBusy]; lost > n/50 {
-		f.t.Errorf("%d handshakes without a call that was answered", lost)
 	}
 	if out[csr.ReasonBusy] < n/10 {
 		f.t.Errorf("only %d refusals: there was no contention, and nothing was tested", out[csr.ReasonBusy])
 	}
-	if handshakes > 4*n {
+	if limit := uint64(n)*64<<10 + 32<<20; said.Heap > limit {
+		f.t.Errorf("the server had %d MB of heap; want at most %d", said.Heap>>20, limit>>20)
+	}
+	if handshakes > n+n/4 {
 		f.t.Errorf("%d handshakes for %d certificates", handshakes, n)
 	}
 	if attempts > 6*n || most > 30 {
@@ -358,13 +421,12 @@ func (f *fleet) judgeWork(all []*member, before int) {
 }
 
 // judgeOrder holds those who lost their SVID while they waited against those who would have if the same answers, at the same
-// moments, had been given to the agents in the order in which they came first.
+// moments, had been given to the agents in the order in which they came first; and against those who would have in the best order
+// that there is, had each answer gone to whoever had waited longest of those that had least left, over all nodes.
 func (f *fleet) judgeOrder(all []*member) {
-	lost := func(m *member, served time.Time) bool {
-		return m.own != nil && m.ends.After(m.first) && served.After(m.ends)
-	}
+	lost := func(m *member, served time.Time) bool { return m.own != nil && m.ends.After(m.first) && served.After(m.ends) }
 	var moments []time.Time
-	really, inTurn := 0, 0
+	really, inTurn, best := 0, 0, 0
 	for _, m := range all {
 		moments = append(moments, m.served)
 		if lost(m, m.served) {
@@ -372,22 +434,40 @@ func (f *fleet) judgeOrder(all []*member) {
 		}
 	}
 	slices.SortFunc(moments, time.Time.Compare)
-	for i, m := range slices.SortedFunc(slices.Values(all), func(a, b *member) int { return a.first.Compare(b.first) }) {
+	coming := slices.SortedFunc(slices.Values(all), func(a, b *member) int { return a.first.Compare(b.first) })
+	for i, m := range coming {
 		if lost(m, moments[i]) {
 			inTurn++
 		}
 	}
-	f.t.Logf("%d SVIDs ended before they were renewed; in the order of coming it would have been %d", really, inTurn)
-	if inTurn < len(all)/20 {
-		f.t.Errorf("in any order nearly nobody would have lost an SVID (%d): nothing was tested", inTurn)
+	var waiting []*member // sorted by end
+	next := 0
+	for _, at := range moments {
+		for ; next < len(coming) && !coming[next].first.After(at); next++ {
+			if m := coming[next]; m.own != nil && m.ends.After(m.first) {
+				i, _ := slices.BinarySearchFunc(waiting, m, func(a, b *member) int { return a.ends.Compare(b.ends) })
+				waiting = slices.Insert(waiting, i, m)
+			}
+		}
+		for len(waiting) > 0 && lost(waiting[0], at) {
+			best++
+			waiting = waiting[1:]
+		}
+		if len(waiting) > 0 {
+			waiting = waiting[1:]
+		}
 	}
-	if 5*really > inTurn {
-		f.t.Errorf("%d lost their SVID; in the order of coming %d would have: urgency counts for little", really, inTurn)
+	f.t.Logf("%d SVIDs ended before they were renewed; in the order of coming it would have been %d, in the best order %d", really, inTurn, best)
+	if inTurn-best < len(all)/20 {
+		f.t.Errorf("the order would have saved nearly nobody's SVID (%d of %d): nothing was tested", inTurn-best, inTurn)
+	}
+	if saved := inTurn - really; 2*saved < inTurn-best {
+		f.t.Errorf("%d lost their SVID; in the order of coming %d would have, in the best one %d: urgency counts for little", really, inTurn, best)
 	}
 }
 
 // watch looks at the memory in use until its end is asked for.
-func (f *fleet) watch() (peak func() uint64) {
+func watch() (peak func() uint64) {
 	stop, done := make(chan struct{}), make(chan uint64)
 	go func() {
 		var most uint64

@@ -13,7 +13,6 @@ package turns
 import (
 	"container/heap"
 	"iter"
-	"math/bits"
 	"math/rand/v2"
 	"slices"
 	"time"

@@ -78,5 +78,5 @@ func (p *pace) retry(now time.Time, queued int, maxWait time.Duration) time.Dura
 		return spread(most)
 	}
 	p.expected = at
-	return max(spread(wait), maxWait/10)
+	return spread(max(wait, maxWait/5))
 }

@@ -14,6 +14,7 @@ type Metrics struct {
 	requests       *prometheus.HistogramVec
 	deniedUnlogged prometheus.Counter
 	panics         prometheus.Counter
+	handshakes     prometheus.Counter // refused
 	recent         *tally.Tally
 }
 
@@ -31,8 +32,11 @@ func NewMetrics(r prometheus.Registerer) *Metrics {
 		panics: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "chancery_csr_panics_total", Help: "Requests that ended in a panic. Each is a bug.",
 		}),
+		handshakes: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "chancery_csr_handshakes_refused_total", Help: "Connections closed because more came than there was time for handshakes; agents come again.",
+		}),
 	}
-	r.MustRegister(m.requests, m.deniedUnlogged, m.panics)
+	r.MustRegister(m.requests, m.deniedUnlogged, m.panics, m.handshakes)
 	return m
 }
 

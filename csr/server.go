@@ -19,6 +19,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/chancery-project/chancery/csr/agents"
+	"github.com/chancery-project/chancery/csr/handshakes"
 	"github.com/chancery-project/chancery/csr/others"
 	"github.com/chancery-project/chancery/trust"
 )
@@ -51,7 +52,7 @@ type Server struct {
 // Health says NOT_SERVING until SetReady.
 func NewServer(s *Service, own func() *trust.Identity, more ...*grpc.ServiceDesc) *Server {
 	g := grpc.NewServer(
-		grpc.Creds(credentials.NewTLS(trust.ServerTLS(own))),
+		grpc.Creds(handshakes.Bound(credentials.NewTLS(trust.ServerTLS(own)), handshakes.Config{Refused: s.metrics.handshakes.Inc})),
 		grpc.MaxRecvMsgSize(maxMessage),
 		grpc.MaxHeaderListSize(maxHeaders),
 		grpc.MaxConcurrentStreams(maxStreams),

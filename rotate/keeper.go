@@ -83,7 +83,7 @@ func (k *Keeper) Current() (*trust.Identity, <-chan struct{}) {
 
 // Run fetches and renews until ctx ends.
 func (k *Keeper) Run(ctx context.Context) error {
-	backoff := firstBackoff
+	var tries Tries
 	for ctx.Err() == nil {
 		next, err := k.renew(ctx)
 		if ctx.Err() != nil {
@@ -93,13 +93,12 @@ func (k *Keeper) Run(ctx context.Context) error {
 			k.config.Observe(err)
 		}
 		if err != nil {
-			wait := Pause(err, backoff, k.left())
+			wait := tries.Pause(err, k.left())
 			k.logFailure(err, wait)
-			backoff = min(2*backoff, maxBackoff)
 			k.sleepUntil(ctx, time.Now().Add(wait))
 			continue
 		}
-		backoff = firstBackoff
+		tries = Tries{}
 		at := renewAt(next.ReceivedAt, next.NotAfter(), mrand.Float64())
 		k.config.Logger.Info("identity renewed", "spiffe_id", k.config.ID.String(), "serial", next.Serial(),
 			"not_after", next.NotAfter().UTC(), "renew_at", at.UTC().Truncate(time.Second))
@@ -168,17 +167,40 @@ func (k *Keeper) left() time.Duration {
 	return time.Until(k.current.NotAfter())
 }
 
-// Pause returns how long to wait after an error: the backoff, give or take a fifth; or, if the server says when to come again,
-// no less than that. left is the life of the SVID in use. A server that asks for patience is left in peace the longer, the more
-// life that is, for those that need it now; and whoever comes to the end of it comes oftener, whatever the server says: a
-// quarter of what is left, but not more than once a second.
-func Pause(err error, backoff, left time.Duration) time.Duration {
-	wait := backoff
-	var asked interface {
-		error
-		RetryAfter() time.Duration
+// Tries spaces tries that fail. The zero value is for the first.
+type Tries struct {
+	backoff time.Duration // after the last failure; 0 before any
+	asked   bool          // the last failure was a server that said when to come again
+}
+
+// patience is an error of a server that says when to come again.
+type patience interface {
+	error
+	RetryAfter() time.Duration
+}
+
+// Pause returns how long to wait after an error, where left is the life of the SVID in use: the backoff, which doubles; or what
+// a server asked for, if that is more. A server that asks for patience after none had answered is back: then the backoff begins
+// anew, or an outage would last a minute longer for those that have waited longest.
+func (t *Tries) Pause(err error, left time.Duration) time.Duration {
+	var p patience
+	asked := errors.As(err, &p) && p.RetryAfter() > 0
+	if t.backoff == 0 || asked && !t.asked {
+		t.backoff = firstBackoff
+	} else {
+		t.backoff = min(2*t.backoff, maxBackoff)
 	}
-	if errors.As(err, &asked) && asked.RetryAfter() > 0 {
+	t.asked = asked
+	return pause(p, t.backoff, left)
+}
+
+// pause returns how long to wait after an error: the backoff, give or take a fifth; or, if the server says when to come again,
+// no less than that. A server that asks for patience is left in peace the longer, the more life the SVID in use has left, for
+// those that need it now; and whoever comes to the end of it comes oftener, whatever the server says: a quarter of what is left,
+// but not more than once a second.
+func pause(asked patience, backoff, left time.Duration) time.Duration {
+	wait := backoff
+	if asked != nil && asked.RetryAfter() > 0 {
 		// At most a minute: the old identity may not have longer.
 		wait = min(max(wait, asked.RetryAfter(), left/patient), maxBackoff)
 		wait += time.Duration(0.2 * mrand.Float64() * float64(wait)) // so that those refused together do not come back together

@@ -33,7 +33,9 @@ func TestPause(t *testing.T) {
 	} {
 		seen := map[time.Duration]bool{}
 		for range 200 { // of random draws
-			wait := Pause(tc.err, tc.backoff, tc.left)
+			var asked patience
+			errors.As(tc.err, &asked)
+			wait := pause(asked, tc.backoff, tc.left)
 			if wait < tc.least || wait > tc.most {
 				t.Fatalf("%s: waits %s, want %s to %s", tc.name, wait, tc.least, tc.most)
 			}
@@ -43,4 +45,26 @@ func TestPause(t *testing.T) {
 			t.Errorf("%s: only %d different waits: is the jitter gone?", tc.name, len(seen))
 		}
 	}
+}
+
+// Failures double the pause, up to a minute. A server that asks for patience after none had answered is back: the pause begins
+// anew, and doubles again if it goes on asking for little.
+func TestTriesBeginAnewWhenAServerIsBack(t *testing.T) {
+	down, busy := errors.New("down"), fmt.Errorf("asking: %w", askedToWait{time.Millisecond})
+	var tries Tries
+	want := func(step string, err error, most time.Duration) {
+		t.Helper()
+		if wait := tries.Pause(err, 0); wait < most*6/10 || wait > most {
+			t.Errorf("%s: waits %s; want about %s", step, wait, most*8/10)
+		}
+	}
+	const all = 1200 * time.Millisecond // of a second, with the most jitter
+	for i, s := range []time.Duration{500, 1000, 2000, 4000, 8000, 16000, 32000, 60000, 60000} {
+		want(fmt.Sprint("down ", i), down, s*all/1000)
+	}
+	for i, s := range []time.Duration{500, 1000, 2000} {
+		want(fmt.Sprint("busy ", i), busy, s*all/1000)
+	}
+	want("down again", down, 4*all)
+	want("busy again", busy, all/2)
 }

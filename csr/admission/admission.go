@@ -14,13 +14,14 @@
 // cost a fifth of an issuance just when there is no time. Nothing is gained by lying: whoever may ask at all can have a true
 // SVID that ends in five seconds whenever he likes, and either way he has the one turn of his node in each round.
 //
-// It refuses what waits longer than it may, and what would be more than may wait.
+// It refuses what waits longer than it may, and what would be more than may wait: then who is due last, of a node that has many
+// there, gives way to who is due sooner. Whoever is refused is told to come when there should be room: those that wait, and those
+// that were told to come before him, take so long at the pace of the moment.
 package admission
 
 import (
 	"context"
 	"fmt"
-	mrand "math/rand/v2"
 	"sync"
 	"time"
 
@@ -74,7 +75,8 @@ type Admission struct {
 	mu       sync.Mutex // guards all below
 	inFlight int
 	queued   int
-	waiting  *turns.Queue[chan struct{}] // each closed when the slot is handed over
+	waiting  *turns.Queue[chan bool] // each is told once: true when it gets the slot, false when it gives way
+	pace     pace
 }
 
 // New returns an admission with all slots free.
@@ -88,7 +90,7 @@ func New(c Config) *Admission {
 	if c.MaxWait <= 0 {
 		c.MaxWait = DefaultMaxWait
 	}
-	a := &Admission{config: c, identity: limiters{rate: c.PerIdentity}, node: limiters{rate: c.PerNode}, waiting: turns.New[chan struct{}]()}
+	a := &Admission{config: c, identity: limiters{rate: c.PerIdentity}, node: limiters{rate: c.PerNode}, waiting: turns.New[chan bool]()}
 	if c.Global.PerSecond > 0 {
 		a.global = c.Global.limiter()
 	}
@@ -112,14 +114,30 @@ func (a *Admission) Acquire(ctx context.Context, r Request) error {
 		a.mu.Unlock()
 		return nil
 	}
+	now := time.Now()
+	due := due(r.Ends, now)
 	if a.queued >= a.config.MaxQueue {
-		defer a.mu.Unlock()
-		return a.busy(fmt.Sprintf("%d requests wait already", a.config.MaxQueue))
+		last := a.waiting.GivesWay(r.Node, due)
+		if last == nil {
+			defer a.mu.Unlock()
+			return a.full()
+		}
+		a.waiting.Remove(last)
+		a.queued--
+		last.Value <- false
+	}
+	if a.queued == 0 {
+		a.pace.begin(now)
 	}
 	a.queued++
-	item := a.waiting.Push(r.Node, r.Identity, due(r.Ends, time.Now()), make(chan struct{}))
+	item := a.waiting.Push(r.Node, r.Identity, due, make(chan bool, 1))
 	a.mu.Unlock()
 	return a.wait(ctx, item)
+}
+
+// full is the refusal of one that there is no room for. Caller holds mu.
+func (a *Admission) full() *Busy {
+	return a.busy(fmt.Sprintf("%d requests wait already", a.config.MaxQueue))
 }
 
 // due returns when a request is due that comes now.
@@ -130,29 +148,50 @@ func due(ends, now time.Time) time.Time {
 	return now.Add(patience)
 }
 
-func (a *Admission) wait(ctx context.Context, item *turns.Item[chan struct{}]) error {
-	timer := time.NewTimer(a.config.MaxWait)
+// patienceOf returns how long a request may wait: a little less than its caller does, so that he hears when to come again
+// instead of nothing, and no slot goes to one that has left, or is about to.
+func (a *Admission) patienceOf(ctx context.Context) time.Duration {
+	if end, ok := ctx.Deadline(); ok {
+		return min(a.config.MaxWait, time.Until(end)*9/10)
+	}
+	return a.config.MaxWait
+}
+
+func (a *Admission) wait(ctx context.Context, item *turns.Item[chan bool]) error {
+	patience := a.patienceOf(ctx)
+	timer := time.NewTimer(patience)
 	defer timer.Stop()
-	late := false
+	told, mine, late := false, false, false
 	select {
-	case <-item.Value:
-		return nil
+	case mine = <-item.Value:
+		told = true
 	case <-timer.C:
 		late = true
 	case <-ctx.Done():
 	}
+	if mine {
+		return nil
+	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	select {
-	case <-item.Value: // the slot came at the same moment
+	if !told {
+		select {
+		case mine = <-item.Value: // at the same moment
+			told = true
+		default:
+		}
+	}
+	switch {
+	case mine:
 		return nil
-	default:
+	case told:
+		return a.full()
 	}
 	// One that gave up must not take up memory until a slot comes free, which may be long if the disk of the audit log hangs.
 	a.waiting.Remove(item)
 	a.queued--
 	if late {
-		return a.busy(fmt.Sprintf("no slot became free within %s", a.config.MaxWait))
+		return a.busy(fmt.Sprintf("no slot became free within %s", patience.Round(time.Millisecond)))
 	}
 	return ctx.Err()
 }
@@ -167,7 +206,8 @@ func (a *Admission) Release() {
 		return
 	}
 	a.queued--
-	close(next.Value)
+	a.pace.served(time.Now())
+	next.Value <- true
 }
 
 // State returns how many requests are worked on, how many wait, and how many of these are really in the queue.
@@ -180,10 +220,7 @@ func (a *Admission) State() (inFlight, queued, waiting int) {
 	return a.inFlight, a.queued, waiting
 }
 
-// busy says that there is no room, and when to come again: the longer the queue, the later, from once to three times
-// MaxWait, since that is about how long it will stay so; and each at a time of his own, from a half to one and a half of
-// that, since those who are refused together would come back together. Caller holds mu.
+// busy says that there is no room, and when there should be. Caller holds mu.
 func (a *Admission) busy(detail string) *Busy {
-	full := float64(a.queued) / float64(a.config.MaxQueue)
-	return &Busy{detail, time.Duration(float64(a.config.MaxWait) * (1 + 2*full) * (0.5 + mrand.Float64()))}
+	return &Busy{detail, a.pace.retry(time.Now(), a.queued, a.config.MaxWait)}
 }

@@ -129,7 +129,7 @@ func TestD19WaitAndQueueAreBounded(t *testing.T) {
 			wg.Go(func() {
 				begun := time.Now()
 				d := a.acquire(t.Context(), "node-1", fmt.Sprint("web-", i))
-				wantBusy(t, d, 1500*time.Millisecond, 13500*time.Millisecond)
+				wantBusy(t, d, 3*time.Second, 6*time.Second) // nothing comes free
 				if took := time.Since(begun); took != 3*time.Second {
 					t.Errorf("waited %s, want 3 s", took)
 				}
@@ -137,7 +137,7 @@ func TestD19WaitAndQueueAreBounded(t *testing.T) {
 		}
 		synctest.Wait()
 		begun := time.Now()
-		wantBusy(t, a.acquire(t.Context(), "node-2", "third"), 4500*time.Millisecond, 13500*time.Millisecond) // the queue is full
+		wantBusy(t, a.acquire(t.Context(), "node-1", "third"), 3*time.Second, 6*time.Second) // the queue is full
 		if took := time.Since(begun); took != 0 {
 			t.Errorf("the third waited %s", took)
 		}
@@ -161,7 +161,7 @@ func TestD19CallersThatGiveUp(t *testing.T) {
 	for _, tc := range []struct {
 		name string
 		ctx  func(context.Context) (context.Context, context.CancelFunc)
-		want error
+		want error // once he is gone
 	}{
 		{"cancelled", func(ctx context.Context) (context.Context, context.CancelFunc) {
 			ctx, cancel := context.WithCancel(ctx)
@@ -178,10 +178,19 @@ func TestD19CallersThatGiveUp(t *testing.T) {
 				a.acquire(t.Context(), "node-1", "holder")
 				ctx, cancel := tc.ctx(t.Context())
 				defer cancel()
-				for range 2 { // the second time the caller is gone from the start
-					if d := a.acquire(ctx, "node-1", "web"); d != tc.want {
-						t.Errorf("got %+v, want %s", d, tc.want)
+				begun := time.Now()
+				switch d := a.acquire(ctx, "node-1", "web"); {
+				case tc.want == context.Canceled && d != tc.want:
+					t.Errorf("got %+v, want %s", d, tc.want)
+				case tc.want == context.DeadlineExceeded: // he is told before that, and hears it
+					wantBusy(t, d, time.Second, 10*time.Second)
+					if took := time.Since(begun); took != 900*time.Millisecond {
+						t.Errorf("is told after %s of a second", took)
 					}
+				}
+				<-ctx.Done()
+				if d := a.acquire(ctx, "node-1", "web"); d != tc.want { // gone from the start
+					t.Errorf("got %+v, want %s", d, tc.want)
 				}
 				wantState(t, a, 1, 0)
 				a.Release()
@@ -514,24 +523,87 @@ func TestD19NobodyWithoutACertificateStarvesOthers(t *testing.T) {
 	}
 }
 
-// Refusals say to come again at different times, and later the longer the queue is.
+// Refusals say to come again at different times, no longer than it takes to serve those that wait and those that were told to come
+// before, and never in too far a future.
 func TestD19RefusalsSpreadThoseWhoComeAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		mean := func(queued int) (mean, least, most time.Duration) {
-			a := New(Config{MaxWait: 10 * time.Second, MaxQueue: 1000})
-			a.queued, least = queued, time.Hour
-			for range 1000 {
-				d := a.busy("").RetryAfter
-				mean, least, most = mean+d/1000, min(least, d), max(most, d)
+		var p pace
+		ask := func(n, queued int) (all []time.Duration) {
+			for range n {
+				all = append(all, p.retry(time.Now(), queued, 10*time.Second))
 			}
-			return mean, least, most
+			return all
 		}
-		short, least, most := mean(10)
-		if least < 5*time.Second || most > 16*time.Second || most-least < 8*time.Second {
-			t.Errorf("with a short queue from %s to %s", least, most)
+		within := func(what string, all []time.Duration, least, most time.Duration) {
+			t.Helper()
+			if a, b := slices.Min(all), slices.Max(all); a < least || b > most || b-a < (most-least)/2 {
+				t.Errorf("%s: they come after %s to %s; want %s to %s", what, a, b, least, most)
+			}
 		}
-		if full, _, most := mean(1000); full < 2*short || most > 45*time.Second {
-			t.Errorf("a full queue says %s on average and %s at most; a short one %s", full, most, short)
+		within("the pace is not known", ask(1000, 50), 10*time.Second, 20*time.Second)
+		p.begin(time.Now())
+		for range 500 { // 100 a second
+			time.Sleep(10 * time.Millisecond)
+			p.served(time.Now())
 		}
+		within("500 wait, which takes 5 s, and 500 were refused", ask(500, 500), 2500*time.Millisecond, 10*time.Second)
+		within("500 more", ask(500, 500), 5*time.Second, 15*time.Second)
+		within("too many", ask(5000, 500), 7500*time.Millisecond, 20*time.Second)
+		time.Sleep(20 * time.Second)
+		p.begin(time.Now())
+		within("later, a few", ask(100, 10), time.Second, 2*time.Second)
+		time.Sleep(time.Minute) // nothing comes free any more
+		within("it hangs", ask(100, 10), 10*time.Second, 20*time.Second)
+	})
+}
+
+// A slow second does not send everybody away for long; one that is fast counts at once.
+func TestD19ThePaceIsBelievedWhenItRises(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var p pace
+		p.begin(time.Now())
+		second := func(n int, least, most float64) {
+			t.Helper()
+			for range n {
+				time.Sleep(time.Second / time.Duration(n))
+				p.served(time.Now())
+			}
+			if x, known := p.perSecond(time.Now()); !known || x < least || x > most {
+				t.Errorf("%v a second (%v); want %v to %v", x, known, least, most)
+			}
+		}
+		second(100, 99, 101)
+		second(1, 79, 81)
+		second(1, 63, 65)
+		second(200, 199, 201)
+		for range 40 {
+			second(2, 1.9, 161)
+		}
+		second(2, 1.9, 2.1)
+	})
+}
+
+// In a full queue who is due soon takes the place of who has time, and he is told when to come again; who has more time than
+// those that wait is refused himself.
+func TestD19AFullQueueIsForThoseWhoNeedIt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := New(Config{MaxInFlight: 1, MaxQueue: 1, MaxWait: time.Minute})
+		a.acquire(t.Context(), "holder", "holder")
+		ends := func(d time.Duration) Request { return Request{"node", fmt.Sprint(d), time.Now().Add(d)} }
+		results := make(chan error, 3)
+		go func() { results <- a.Acquire(t.Context(), ends(time.Hour)) }()
+		synctest.Wait()
+		wantBusy(t, a.Acquire(t.Context(), ends(2*time.Hour)), time.Second, 2*time.Minute)
+		wantState(t, a, 1, 1)
+		go func() { results <- a.Acquire(t.Context(), ends(time.Minute)) }()
+		synctest.Wait()
+		wantBusy(t, <-results, time.Second, 2*time.Minute) // the one with an hour left
+		wantState(t, a, 1, 1)
+		a.Release()
+		if err := <-results; err != nil {
+			t.Errorf("the one with a minute left: %v", err)
+		}
+		a.Release()
+		wantIdle(t, a)
 	})
 }

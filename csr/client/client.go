@@ -3,7 +3,7 @@
 //
 // Each call reads the token and the server's roots again, so that neither can go stale in memory, and opens a
 // connection of its own, so that the newest SVID authenticates it: to one of the servers, drawn for each call, and to the
-// next one if the first cannot do it. It refuses a server that is not
+// next one if the first cannot do it. Only where the one server is busy the connection is kept for the next try. It refuses a server that is not
 // spiffe://TD/chancery/server (decision D15), whatever its host name, and CRLs that it cannot verify; and never logs or
 // returns a token.
 package client
@@ -65,6 +65,7 @@ type Client struct {
 
 	mu          sync.Mutex // guards all below
 	last        *trust.Bundle
+	kept        *kept                    // nil for none
 	checkpoints logs                     // that were seen last
 	mark        *chanceryv1.DocumentMark // the highest that was seen
 }

@@ -239,7 +239,7 @@ func (c *Client) ask(ctx context.Context, do func(context.Context, *grpc.ClientC
 		return failed
 	}
 	for i, a := range all {
-		err := c.try(ctx, a, own, turn{last: i == len(all)-1, left: len(all) - i}, do)
+		err := c.try(ctx, a, own, turn{last: i == len(all)-1, left: len(all) - i, all: len(all)}, do)
 		c.servers.note(a, avoids(err))
 		if err == nil || !elsewhere(err) {
 			return err
@@ -256,6 +256,7 @@ func (c *Client) ask(ctx context.Context, do func(context.Context, *grpc.ClientC
 type turn struct {
 	last bool
 	left int // servers that were not tried, this one included
+	all  int // servers
 }
 
 // share returns how much time a step may take: no more than most, nor than this server's part of what is left.
@@ -275,15 +276,24 @@ func (t turn) answer(ctx context.Context) (context.Context, context.CancelFunc) 
 }
 
 func (c *Client) try(ctx context.Context, a address, own *trust.Identity, t turn, do func(context.Context, *grpc.ClientConn, turn) error) error {
-	conn, err := c.dial(a, own)
-	if err != nil {
+	conn := c.takeKept(a, own)
+	if conn == nil {
+		var err error
+		if conn, err = c.dial(a, own); err != nil {
+			return err
+		}
+		if err := connect(ctx, conn, t); err != nil {
+			conn.Close()
+			return err
+		}
+	}
+	err := do(ctx, conn, t)
+	if r, ok := errors.AsType[*Refused](err); ok && r.Code == codes.ResourceExhausted && t.last && t.left == t.all {
+		c.keep(kept{a, own, conn})
 		return err
 	}
-	defer conn.Close()
-	if err := connect(ctx, conn, t); err != nil {
-		return err
-	}
-	return do(ctx, conn, t)
+	conn.Close()
+	return err
 }
 
 // connect waits for the connection. If there will be none, the call itself says why.

@@ -7,12 +7,14 @@
 // priority by due times would let a flood of urgent requests shut all others out; turns alone would let an SVID end for want
 // of the one turn before which hours are left to others.
 //
-// It refuses nothing: how much may wait is its user's to say.
+// It refuses nothing: how much may wait is its user's to say; it names who should give way.
 package turns
 
 import (
 	"container/heap"
 	"iter"
+	"math/rand/v2"
+	"slices"
 	"time"
 )
 
@@ -20,10 +22,14 @@ import (
 // nobody waits much longer because one of them is served twice.
 const maxServed = 20_000
 
+// asked is how many of those that wait are looked at to find one that gives way.
+const asked = 16
+
 // Queue is what waits. It is not safe for concurrent use.
 type Queue[T any] struct {
 	nodes level[T]
-	count uint64 // items so far: of two that are due at once the earlier is first
+	all   []*Item[T] // in no order
+	count uint64     // items so far: of two that are due at once the earlier is first
 }
 
 // Item is one request that waits.
@@ -33,6 +39,7 @@ type Item[T any] struct {
 	due            time.Time
 	number         uint64
 	index          int // in its identity's heap
+	place          int // in all
 }
 
 // New returns an empty queue.
@@ -51,8 +58,11 @@ func (q *Queue[T]) Push(node, identity string, due time.Time, value T) *Item[T] 
 	}
 	i := n.identities.entry(identity)
 	heap.Push(&i.items, item)
+	n.count++
 	n.identities.place(i)
 	q.nodes.place(n)
+	item.place = len(q.all)
+	q.all = append(q.all, item)
 	return item
 }
 
@@ -75,6 +85,11 @@ func (q *Queue[T]) Remove(item *Item[T]) {
 	n := q.nodes.byKey[item.node]
 	i := n.identities.byKey[item.identity]
 	heap.Remove(&i.items, item.index)
+	n.count--
+	last := len(q.all) - 1
+	q.all[item.place] = q.all[last]
+	q.all[item.place].place = item.place
+	q.all[last], q.all = nil, q.all[:last]
 	if len(i.items) > 0 {
 		n.identities.place(i)
 	} else {
@@ -85,25 +100,39 @@ func (q *Queue[T]) Remove(item *Item[T]) {
 	} else {
 		q.nodes.drop(n)
 	}
-	if len(q.nodes.order) == 0 { // nobody waits: rounds begin anew, and the maps, which never shrink, do
-		q.nodes = level[T]{}
+	if len(q.nodes.order) == 0 { // nobody waits: rounds begin anew, and what never shrinks does
+		q.nodes, q.all = level[T]{}, nil
 	}
 }
 
-// All returns all items, in no order.
-func (q *Queue[T]) All() iter.Seq[*Item[T]] {
-	return func(yield func(*Item[T]) bool) {
-		for _, n := range q.nodes.order {
-			for _, i := range n.identities.order {
-				for _, item := range i.items {
-					if !yield(item) {
-						return
-					}
-				}
-			}
+// GivesWay returns who should leave a full queue for somebody who comes from a node and is due then; nil if he should not stay
+// himself. First it is a node that has many there that gives way to one that has few, so that nobody is shut out by who fills the
+// queue; then who is due late to who is due soon. It asks a few, drawn at random: most of them are of the nodes that have many,
+// and the worst of them is among the last of all.
+func (q *Queue[T]) GivesWay(node string, due time.Time) *Item[T] {
+	if len(q.all) == 0 {
+		return nil
+	}
+	crowd := 1 // with him
+	if n := q.nodes.byKey[node]; n != nil {
+		crowd += n.count
+	}
+	var last *Item[T]
+	for range asked {
+		item := q.all[rand.N(len(q.all))]
+		n := q.nodes.byKey[item.node].count
+		if crowded(n, crowd) || !crowded(crowd, n) && item.due.After(due) {
+			last, crowd, due = item, n, item.due
 		}
 	}
+	return last
 }
+
+// crowded reports whether a node has many items, compared to another one.
+func crowded(n, other int) bool { return n > 2*other+8 }
+
+// All returns all items, in no order.
+func (q *Queue[T]) All() iter.Seq[*Item[T]] { return slices.Values(q.all) }
 
 // level is a set of keys that take turns.
 type level[T any] struct {
@@ -118,6 +147,7 @@ type entry[T any] struct {
 	key        string
 	round      uint64 // in which it is next served
 	index      int    // in order; -1 until it is placed
+	count      int    // of a node: items of all its identities
 	identities *level[T]
 	items      items[T]
 }

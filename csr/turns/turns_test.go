@@ -199,3 +199,46 @@ func TestServedKeysAreBounded(t *testing.T) {
 		t.Error("an empty queue holds memory")
 	}
 }
+
+// Who leaves a full queue is of a node that has far more there than the one who comes, however soon that is due; else he is one
+// of those due last. Nobody leaves for who is due later.
+func TestD19WhoGivesWay(t *testing.T) {
+	q := New[int]()
+	at := func(s int) time.Time { return start.Add(time.Duration(s) * time.Second) }
+	if item := q.GivesWay("a", at(0)); item != nil {
+		t.Errorf("%+v leaves an empty queue", item)
+	}
+	for i := range 1000 {
+		q.Push(fmt.Sprint("node-", i%100), fmt.Sprint(i), at(1000+i), i) // ten each
+	}
+	for range 200 {
+		if item := q.GivesWay("node-1", at(0)); item == nil || item.Value < 500 { // the worst of 16: 500 once in 2^16
+			t.Errorf("%+v leaves", item)
+		}
+		if item := q.GivesWay("node-1", at(3000)); item != nil {
+			t.Errorf("%+v leaves for one that is due later", item)
+		}
+	}
+	for i := range 1000 {
+		q.Push("crowd", fmt.Sprint("c", i), at(0), -1)
+	}
+	crowd := 0
+	for range 200 {
+		if item := q.GivesWay("new", at(9000)); item != nil && item.node == "crowd" {
+			crowd++
+		}
+	}
+	if crowd < 199 {
+		t.Errorf("only %d of 200 times one of the crowd leaves for the first of a node", crowd)
+	}
+	for range 200 {
+		if item := q.GivesWay("crowd", at(-1)); item != nil && item.node != "crowd" {
+			t.Errorf("%+v leaves for one more of the crowd", item)
+		}
+	}
+	for q.Next() != nil {
+	}
+	if len(q.all) != 0 || q.Nodes() != 0 {
+		t.Errorf("%d items and %d nodes are left", len(q.all), q.Nodes())
+	}
+}

@@ -31,7 +31,7 @@ type Config struct {
 	Board     *board.Board
 	Log       *audit.Log
 	ActorOf   func(context.Context) (string, error) // who calls, or a refusal
-	Metrics   prometheus.Registerer
+	Metrics   prometheus.Registerer // nil: none
 }
 
 // Desk answers.
@@ -46,7 +46,9 @@ type Desk struct {
 // Open makes a desk.
 func Open(c Config) *Desk {
 	d := &Desk{config: c}
-	c.Metrics.MustRegister(metrics{d.Status, c.Authority.Document})
+	if c.Metrics != nil {
+		c.Metrics.MustRegister(metrics{d.Status, c.Authority.Document})
+	}
 	return d
 }
 

@@ -407,9 +407,11 @@ func (h *Hold) newer(data []byte, version uint64) (*document.Document, error) {
 }
 
 // CheckStored returns why what the store has cannot be the document in use, or follow it; nil if it can.
-func (h *Hold) CheckStored(data []byte, version uint64) error {
-	h.mu.Lock()
-	defer h.mu.Unlock()
+func (h *Hold) CheckStored(ctx context.Context, data []byte, version uint64) error {
+	if err := h.acquire(ctx); err != nil {
+		return err
+	}
+	defer h.release()
 	_, err := h.newer(data, version)
 	return err
 }

@@ -27,7 +27,9 @@ func (s *shaker) ServerHandshake(c net.Conn) (net.Conn, credentials.AuthInfo, er
 		if _, err := io.ReadFull(c, p); err != nil {
 			return nil, nil, err
 		}
-		s.most.Store(max(s.most.Load(), s.now.Add(1)))
+		now := s.now.Add(1)
+		for most := s.most.Load(); now > most && !s.most.CompareAndSwap(most, now); most = s.most.Load() {
+		}
 		time.Sleep(s.takes)
 		s.order(stage, p[0])
 		s.now.Add(-1)
@@ -81,8 +83,9 @@ func TestD19HandshakesAtOnceAreBounded(t *testing.T) {
 			w.wait.Go(func() { c.Write([]byte("ab")) })
 		}
 		w.wait.Wait()
-		if n, took := w.most.Load(), time.Since(begun); n != 3 || took != 200*time.Millisecond || len(w.did) != 60 {
-			t.Errorf("%d at a time, %d steps, in %s; want 3, 60, 200ms", n, len(w.did), took)
+		// 20 rounds of three; which of them come last may leave places free for the two steps of one.
+		if n, took := w.most.Load(), time.Since(begun); n != 3 || took < 200*time.Millisecond || took > 220*time.Millisecond || len(w.did) != 60 {
+			t.Errorf("%d at a time, %d steps, in %s; want 3, 60, 200ms to 220ms", n, len(w.did), took)
 		}
 	})
 }

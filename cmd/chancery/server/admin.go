@@ -85,7 +85,7 @@ func (s *Server) exportState(ctx context.Context) ([]byte, error) {
 	source := backup.FromStore
 	data, version, err := s.store.Load(waiting)
 	if err == nil {
-		err = s.authority.CheckStored(data, version)
+		err = s.authority.CheckStored(ctx, data, version)
 	}
 	if err != nil {
 		s.logger.Warn("the state is exported from memory: the store does not give the newest document", "reason", err.Error())

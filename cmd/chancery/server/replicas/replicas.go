@@ -31,7 +31,7 @@ type Config struct {
 	Board     *board.Board
 	Log       *audit.Log
 	ActorOf   func(context.Context) (string, error) // who calls, or a refusal
-	Metrics   prometheus.Registerer // nil: none
+	Metrics   prometheus.Registerer                 // nil: none
 }
 
 // Desk answers.

@@ -36,6 +36,7 @@ bench: build ## each claim of speed against a floor or a peer in the same run
 	CHANCERY_BIN=$(CURDIR)/bin/chancery $(GO) run ./test/bench/csr
 	CHANCERY_BIN=$(CURDIR)/bin/chancery $(GO) run ./test/bench/csr -issuance-log
 	CHANCERY_BIN=$(CURDIR)/bin/chancery $(GO) run ./test/bench/csr -two-servers
+	CHANCERY_BIN=$(CURDIR)/bin/chancery $(GO) run ./test/bench/csr -two-servers -unbounded
 	CHANCERY_BIN=$(CURDIR)/bin/chancery $(GO) run ./test/bench/log
 	FLEET_AGENTS=10000 $(GO) test -count=1 -v -run AFleet ./cmd/chancery/agent
 

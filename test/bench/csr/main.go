@@ -57,6 +57,7 @@ type config struct {
 	floorOnly bool
 	logged    bool // the issuance log is on
 	two       bool // two servers against one
+	unbounded bool // these have all cores
 }
 
 func main() {
@@ -85,6 +86,7 @@ func parseFlags(args []string) (config, error) {
 	flags.BoolVar(&c.floorOnly, "floor-only", false, "measure the bare server alone")
 	flags.BoolVar(&c.logged, "issuance-log", false, "keep an issuance log beside the audit log; result lines then begin with csr+log")
 	flags.BoolVar(&c.two, "two-servers", false, "measure two servers on one store against one; result lines then begin with servers")
+	flags.BoolVar(&c.unbounded, "unbounded", false, "with -two-servers: give both servers all cores")
 	if err := flags.Parse(args); err != nil {
 		return config{}, err
 	}

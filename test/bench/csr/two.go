@@ -15,8 +15,9 @@ import (
 )
 
 // runTwo measures what a second server is worth: two servers on one PostgreSQL, and load on one of them or on both in turns.
-// Where the machine has three cores or more, each server has one, and load and database have the rest (mode=pinned); else all
-// share what there is (mode=shared), and all that two servers can be is no worse than one.
+// Each has one core: where the machine has three or more, one of its own, and load and database have the rest (mode=pinned);
+// else one core's worth (GOMAXPROCS=1) of those that all share (mode=shared). With -unbounded servers take what they get
+// (mode=unbounded): one alone then fills two cores that it shares with the load, and a second only adds switches and syncs.
 func runTwo(ctx context.Context, stdout io.Writer, c config, dir string, requests []request) error {
 	database, err := pgtest.Launch()
 	if err != nil {
@@ -27,9 +28,16 @@ func runTwo(ctx context.Context, stdout io.Writer, c config, dir string, request
 	if err != nil {
 		return err
 	}
-	mode, cores := "shared", []int{-1, -1}
-	if n := runtime.NumCPU(); n >= 3 {
+	mode, cores, n := "shared", []int{-1, -1}, runtime.NumCPU()
+	switch {
+	case c.unbounded:
+		mode = "unbounded"
+	case n >= 3:
 		mode, cores = "pinned", []int{n - 2, n - 1}
+	default:
+		if err := os.Setenv("GOMAXPROCS", "1"); err != nil { // of the servers; this program has read its own
+			return err
+		}
 	}
 	var servers []*target
 	for i, core := range cores {
@@ -56,7 +64,7 @@ func runTwo(ctx context.Context, stdout io.Writer, c config, dir string, request
 	}
 	reportTarget(stdout, "servers", two)
 	reportTarget(stdout, "servers", one)
-	target := map[string]string{"pinned": "1.70", "shared": "1.00"}[mode]
+	target := map[string]string{"pinned": "1.70", "shared": "1.00", "unbounded": "none"}[mode]
 	fmt.Fprintf(stdout, "servers mode=%s cores=%d target=%s\n", mode, runtime.NumCPU(), target)
 	reportRatio(stdout, "servers", two, one, load.failed.Load())
 	return load.err()

@@ -61,7 +61,7 @@ func NewServer(s *Service, own func() *trust.Identity, more ...*grpc.ServiceDesc
 			MaxConnectionIdle: 30 * time.Minute, Time: time.Minute, Timeout: 20 * time.Second, MaxConnectionAge: s.maxAge, MaxConnectionAgeGrace: ageGrace,
 		}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 20 * time.Second, PermitWithoutStream: true}),
-		grpc.SharedWriteBuffer(true), grpc.ReadBufferSize(bufferSize), grpc.NumStreamWorkers(streamWorkers), grpc.ForceServerCodecV2(agents.NewCodec()),
+		grpc.ReadBufferSize(bufferSize), grpc.NumStreamWorkers(streamWorkers), grpc.ForceServerCodecV2(agents.NewCodec()),
 		grpc.StreamInterceptor(s.recoverPanic),
 		grpc.InTapHandle(others.Bound(s.istioService().ServiceName, s.nativeService().ServiceName)),
 	)

@@ -532,7 +532,11 @@ func TestAnswersThatAreWrong(t *testing.T) {
 			if err := os.Remove(w.serverRoot); err != nil {
 				t.Fatal(err)
 			}
-			if _, err := issue(t, c); !errors.Is(err, os.ErrNotExist) {
+			_, err = issue(t, c)
+			if err != nil && !errors.Is(err, os.ErrNotExist) { // the connection that is kept of a busy server may not know yet that the server has gone
+				_, err = issue(t, c)
+			}
+			if !errors.Is(err, os.ErrNotExist) {
 				t.Errorf("roots of a wrong answer count: %v", err)
 			}
 			w.write(w.serverRoot, trust.EncodeCertificates(w.made.Root))

@@ -208,6 +208,7 @@ func TestKeeperWaitsAsTheServerSays(t *testing.T) {
 		tries := 0
 		startKeeper(t, a, func(error) { tries++ })
 		time.Sleep(19 * time.Second)
+		synctest.Wait()
 		if tries != 1 {
 			t.Errorf("%d tries within the time that the server asked for", tries)
 		}
@@ -225,6 +226,7 @@ func TestKeeperTriesOftenerNearTheEnd(t *testing.T) {
 				id, _ := k.Current()
 				a.set(fail, false)
 				time.Sleep(time.Until(id.NotAfter()))
+				synctest.Wait()
 				between := func(from, to time.Duration) (n int) { // before the end
 					for _, at := range tries[1:] {
 						if left := id.NotAfter().Sub(at); left < from && left >= to {

@@ -111,6 +111,7 @@ func TestD19SilentConnectionsTakeNoPlace(t *testing.T) {
 		c.Write([]byte("a"))
 		synctest.Wait()
 		time.Sleep(5 * time.Millisecond)
+		synctest.Wait()
 		if err != nil || w.did[len(w.did)-1] != "a2" {
 			t.Errorf("after %s: %v, %v; want the whole handshake", time.Since(begun), err, w.did)
 		}

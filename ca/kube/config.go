@@ -37,6 +37,19 @@ func Config(path string) (*rest.Config, error) {
 	return cfg, nil
 }
 
+// Client is Config with the HTTP client that the groups of its API server share. It asks the API server nothing.
+func Client(path string) (*rest.Config, *http.Client, error) {
+	cfg, err := Config(path)
+	if err != nil {
+		return nil, nil, err
+	}
+	client, err := rest.HTTPClientFor(cfg)
+	if err != nil {
+		return nil, nil, fmt.Errorf("making a client from kubeconfig %q: %w", path, err)
+	}
+	return cfg, client, nil
+}
+
 // Group returns a client for the objects of one group and version, which the scheme knows; path is /api for the core group
 // and /apis for all others. Groups of one API server share the HTTP client.
 func Group(cfg *rest.Config, client *http.Client, scheme *runtime.Scheme, gv schema.GroupVersion, path string) (*rest.RESTClient, error) {

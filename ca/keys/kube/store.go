@@ -77,13 +77,9 @@ func Open(c Config) (*Store, error) {
 	if err := CheckNamespace(c.Namespace); err != nil {
 		return nil, err
 	}
-	cfg, err := kube.Config(c.Kubeconfig)
+	cfg, client, err := kube.Client(c.Kubeconfig)
 	if err != nil {
 		return nil, err
-	}
-	client, err := rest.HTTPClientFor(cfg)
-	if err != nil {
-		return nil, fmt.Errorf("making a client from kubeconfig %q: %w", c.Kubeconfig, err)
 	}
 	scheme := runtime.NewScheme()
 	scheme.AddKnownTypes(corev1.SchemeGroupVersion, &corev1.Secret{})

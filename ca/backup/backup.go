@@ -12,7 +12,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
 	"slices"
 	"strings"
@@ -104,7 +103,7 @@ func Open(data []byte, s *keys.Sealer) (*Export, *document.Document, error) {
 		return nil, nil, fmt.Errorf("it has more than %d bytes, which no export has", MaxFile)
 	}
 	var f file
-	if err := strict(data, &f); err != nil {
+	if err := document.StrictJSON(data, &f); err != nil {
 		return nil, nil, fmt.Errorf("it is no export: %w", err)
 	}
 	var compact bytes.Buffer // what was authenticated has no space, which the file has for people
@@ -130,7 +129,7 @@ func Open(data []byte, s *keys.Sealer) (*Export, *document.Document, error) {
 		return nil, nil, fmt.Errorf("it has format %d; this binary knows up to %d: use a newer one", head.Format, Format)
 	}
 	e := new(Export)
-	if err := strict(raw, e); err != nil {
+	if err := document.StrictJSON(raw, e); err != nil {
 		return nil, nil, fmt.Errorf("reading it: %w", err)
 	}
 	doc, err := document.Decode(e.Document, e.Version, s)
@@ -146,16 +145,4 @@ func (e *Export) CheckDomain(td string) error {
 		return nil
 	}
 	return fmt.Errorf("it is of trust domain %s, and the config is of %s", strings.Join(e.TrustDomains, ", "), td)
-}
-
-func strict(data []byte, v any) error {
-	dec := json.NewDecoder(bytes.NewReader(data))
-	dec.DisallowUnknownFields()
-	if err := dec.Decode(v); err != nil {
-		return err
-	}
-	if _, err := dec.Token(); !errors.Is(err, io.EOF) { // More takes a brace too many for the end
-		return errors.New("there is more than one JSON value")
-	}
-	return nil
 }

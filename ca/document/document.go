@@ -301,7 +301,7 @@ func Decode(data []byte, version uint64, s *keys.Sealer) (*Document, error) {
 		return nil, fmt.Errorf("authority document has %d bytes; at most %d are read", len(data), store.MaxDocument)
 	}
 	var e envelope
-	if err := strictJSON(data, &e); err != nil {
+	if err := StrictJSON(data, &e); err != nil {
 		return nil, fmt.Errorf("authority document: %w", err)
 	}
 	if !s.CheckMAC(e.Document, e.MAC) {
@@ -315,7 +315,7 @@ func Decode(data []byte, version uint64, s *keys.Sealer) (*Document, error) {
 		return nil, fmt.Errorf("authority document has format %d; this binary knows up to %d: use a newer one", format.Format, Format)
 	}
 	d := new(Document)
-	if err := strictJSON(e.Document, d); err != nil {
+	if err := StrictJSON(e.Document, d); err != nil {
 		return nil, fmt.Errorf("authority document: %w", err)
 	}
 	if d.Version != version {
@@ -381,7 +381,8 @@ func (d *Document) Has(version uint64, hash string) bool {
 	return d.Follows(version, hash) && (gap == 1 || gap-2 < uint64(len(d.Before)))
 }
 
-func strictJSON(data []byte, v any) error {
+// StrictJSON decodes one JSON value, and refuses fields that v does not have and what follows the value.
+func StrictJSON(data []byte, v any) error {
 	dec := json.NewDecoder(bytes.NewReader(data))
 	dec.DisallowUnknownFields()
 	if err := dec.Decode(v); err != nil {

@@ -58,7 +58,8 @@ type KeeperConfig struct {
 type Keeper struct {
 	config KeeperConfig
 
-	revoked chan struct{} // full once the SVID in use is found to be revoked
+	revoked chan struct{}      // full once the SVID in use is found to be revoked
+	hurry   chan time.Duration // what Renew asked for and Run has not taken up
 
 	mu       sync.Mutex // guards all below; they change together
 	current  *trust.Identity
@@ -70,7 +71,17 @@ type Keeper struct {
 
 // NewKeeper returns a keeper that holds nothing yet; Run fetches.
 func NewKeeper(c KeeperConfig) *Keeper {
-	return &Keeper{config: c, changed: make(chan struct{}), revoked: make(chan struct{}, 1)}
+	return &Keeper{config: c, changed: make(chan struct{}), revoked: make(chan struct{}, 1), hurry: make(chan time.Duration, 1)}
+}
+
+// Renew has Run renew at a moment within a time from now, unless it does so sooner by itself: because what may issue has changed,
+// so that a try that failed may succeed, or because the SVID in use is to be replaced. Of several calls that Run has not taken up
+// yet the first counts. It does not block.
+func (k *Keeper) Renew(within time.Duration) {
+	select {
+	case k.hurry <- within:
+	default:
+	}
 }
 
 // Current returns the identity, nil before the first, and a channel that is closed when there is a newer one. It
@@ -95,16 +106,16 @@ func (k *Keeper) Run(ctx context.Context) error {
 		if err != nil {
 			wait := tries.Pause(err, k.left())
 			k.logFailure(err, wait)
-			k.sleepUntil(ctx, time.Now().Add(wait))
+			if k.sleepUntil(ctx, time.Now().Add(wait)) {
+				tries = Tries{} // things are not as they were
+			}
 			continue
 		}
 		tries = Tries{}
 		at := renewAt(next.ReceivedAt, next.NotAfter(), mrand.Float64())
 		k.config.Logger.Info("identity renewed", "spiffe_id", k.config.ID.String(), "serial", next.Serial(),
 			"not_after", next.NotAfter().UTC(), "renew_at", at.UTC().Truncate(time.Second))
-		if revoked := k.sleepUntil(ctx, at); revoked {
-			k.sleepUntil(ctx, time.Now().Add(mrand.N(revokedSpread)))
-		}
+		k.sleepUntil(ctx, at)
 	}
 	return nil
 }
@@ -213,24 +224,32 @@ func pause(asked patience, backoff, left time.Duration) time.Duration {
 	return wait
 }
 
-// sleepUntil waits for a point of the wall clock, or until the SVID in use is found to be revoked. Meanwhile it sees to
-// CRLs that have come to their end.
-func (k *Keeper) sleepUntil(ctx context.Context, at time.Time) (revoked bool) {
+// sleepUntil waits for a point of the wall clock; or, urged by Renew or because the SVID in use is found to be revoked, for one
+// drawn at random that is sooner. Meanwhile it sees to CRLs that have come to their end.
+func (k *Keeper) sleepUntil(ctx context.Context, at time.Time) (urged bool) {
 	at = at.Round(0) // compare by wall clock
 	for {
 		left := at.Sub(time.Now().Round(0))
 		if left <= 0 {
-			return false
+			return urged
 		}
+		within := time.Duration(-1)
 		timer := time.NewTimer(min(left, checkEvery))
 		select {
 		case <-ctx.Done():
 			timer.Stop()
 			return false
 		case <-k.revoked:
-			timer.Stop()
-			return true
+			within = revokedSpread
+		case within = <-k.hurry:
 		case <-timer.C:
+		}
+		timer.Stop()
+		if within >= 0 {
+			urged = true
+			if sooner := time.Now().Add(mrand.N(within + 1)).Round(0); sooner.Before(at) {
+				at = sooner
+			}
 		}
 		k.look()
 	}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
@@ -67,4 +68,33 @@ func TestTriesBeginAnewWhenAServerIsBack(t *testing.T) {
 	}
 	want("down again", down, 4*all)
 	want("busy again", busy, all/2)
+}
+
+// TestRenewUrges: what may issue has changed, so a keeper that waits after a failure, or for half of its SVID's life, does not wait
+// on. It keeps to the time that it is given.
+func TestRenewUrges(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := newAuthority(t, time.Hour)
+		a.set(errors.New("no issuer"), false)
+		k := startKeeper(t, a, nil)
+		time.Sleep(10 * time.Minute) // the backoff is a minute by now
+		a.set(nil, false)
+		k.Renew(0)
+		synctest.Wait()
+		first, _ := k.Current()
+		if first == nil {
+			t.Fatal("urged after a failure, the keeper waits on")
+		}
+		k.Renew(time.Minute)
+		start := time.Now()
+		_, changed := k.Current()
+		<-changed
+		if took := time.Since(start); took == 0 || took > time.Minute {
+			t.Errorf("the SVID was replaced after %s, want within a minute", took)
+		}
+		time.Sleep(time.Minute)
+		if n := len(a.times()); n > 3 {
+			t.Errorf("%d SVIDs were issued", n)
+		}
+	})
 }

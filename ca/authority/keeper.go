@@ -79,6 +79,7 @@ type Keeper struct {
 	held     sync.Map                    // ID -> active, those that were opened; of plugged-in files they are nowhere else
 	announce func(context.Context) error // see Announce
 	mind     chan struct{}               // wakes who minds the issuer
+	used     func()                      // see OnUse
 }
 
 // Init makes the first document: with a new root and issuer, or adopting plugged-in files. store.ErrConflict if
@@ -206,7 +207,7 @@ func Open(ctx context.Context, c Config) (*Keeper, error) {
 
 // load gets hold of the document.
 func load(ctx context.Context, c Config) (*Keeper, error) {
-	a := &Keeper{config: c, announce: func(context.Context) error { return nil }, mind: make(chan struct{}, 1)}
+	a := &Keeper{config: c, announce: func(context.Context) error { return nil }, mind: make(chan struct{}, 1), used: func() {}}
 	var err error
 	a.Hold, err = replica.Open(ctx, replica.Config{
 		Name: c.name(), Domain: c.Domain, Store: c.Store, Sealer: c.Sealer, Logger: c.Logger, Log: c.Log, Mark: c.Mark, Issuance: c.IssuanceLog,
@@ -259,7 +260,12 @@ func (a *Keeper) swap(use active) {
 	a.inUse.Store(&use)
 	a.issuer.Store(i)
 	a.config.Logger.Info("issuer in use", "issuer", i.SKI(), "not_after", i.NotAfter().UTC(), "generation", i.Bundle().Generation())
+	a.used()
 }
+
+// OnUse sets what is called each time that another issuer, or one with other roots, comes into use; it must not block. It is called
+// before Run.
+func (a *Keeper) OnUse(f func()) { a.used = f }
 
 // take puts the active issuer of a document to use that came into use, whoever wrote it. Where it cannot be opened here, nothing
 // is issued: another issuer is not for this server to choose.

@@ -107,6 +107,7 @@ func Open(ctx context.Context, settings *Settings, logger *slog.Logger) (_ *Serv
 		return nil, err
 	}
 	s.keeper = rotate.NewKeeper(rotate.KeeperConfig{ID: trust.SystemID(settings.domain, "server"), Issue: s.issueOwn, Logger: logger})
+	s.authority.OnUse(func() { s.keeper.Renew(0) }) // it has the roots along; and one that ended while there was no issuer need not wait for its next try
 	below, err := parents.Below(service, settings.domain, s.authority, settings.grants)
 	if err != nil {
 		return nil, settings.wrong(err)

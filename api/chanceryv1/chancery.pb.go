@@ -25,6 +25,378 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+type GetBundleRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetBundleRequest) Reset() {
+	*x = GetBundleRequest{}
+	mi := &file_chancery_proto_msgTypes[0]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetBundleRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetBundleRequest) ProtoMessage() {}
+
+func (x *GetBundleRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_chancery_proto_msgTypes[0]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetBundleRequest.ProtoReflect.Descriptor instead.
+func (*GetBundleRequest) Descriptor() ([]byte, []int) {
+	return file_chancery_proto_rawDescGZIP(), []int{0}
+}
+
+// SignedBundle is a bundle that does not depend on the connection it came by (decision D6).
+type SignedBundle struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// A serialized Bundle.
+	Bundle []byte `protobuf:"bytes,1,opt,name=bundle,proto3" json:"bundle,omitempty"`
+	// Ed25519, 64 bytes, over "chancery bundle v1\n", the SHA-256 of the public key, and the bytes above.
+	Signature []byte `protobuf:"bytes,2,opt,name=signature,proto3" json:"signature,omitempty"`
+	// Ed25519 public key, 32 bytes. Who has one pinned takes no other.
+	Key           []byte `protobuf:"bytes,3,opt,name=key,proto3" json:"key,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SignedBundle) Reset() {
+	*x = SignedBundle{}
+	mi := &file_chancery_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SignedBundle) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SignedBundle) ProtoMessage() {}
+
+func (x *SignedBundle) ProtoReflect() protoreflect.Message {
+	mi := &file_chancery_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SignedBundle.ProtoReflect.Descriptor instead.
+func (*SignedBundle) Descriptor() ([]byte, []int) {
+	return file_chancery_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *SignedBundle) GetBundle() []byte {
+	if x != nil {
+		return x.Bundle
+	}
+	return nil
+}
+
+func (x *SignedBundle) GetSignature() []byte {
+	if x != nil {
+		return x.Signature
+	}
+	return nil
+}
+
+func (x *SignedBundle) GetKey() []byte {
+	if x != nil {
+		return x.Key
+	}
+	return nil
+}
+
+// ConsumersState is what an agent knows of those that it serves (decision D1): every consumer that was ever handed an SVID counts
+// until that SVID ends, connected or not.
+type ConsumersState struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// 16 bytes, drawn once and kept with the table of consumers. Another one means another table.
+	Agent []byte `protobuf:"bytes,1,opt,name=agent,proto3" json:"agent,omitempty"`
+	// The lowest generation of the trust domain's bundle that the agent and each of its consumers have acknowledged, as it came by Sync;
+	// 0 if that is not known of one of them.
+	Generation uint64 `protobuf:"varint,2,opt,name=generation,proto3" json:"generation,omitempty"`
+	// When the last SVID ends that a consumer was handed, or that the agent holds.
+	Until *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=until,proto3" json:"until,omitempty"`
+	// The issuers of SVIDs that some consumer, or the agent itself, may present still: handed out, and their successor not acknowledged.
+	// At most 32.
+	Held      []*HeldIssuer `protobuf:"bytes,4,rep,name=held,proto3" json:"held,omitempty"`
+	Consumers uint32        `protobuf:"varint,5,opt,name=consumers,proto3" json:"consumers,omitempty"`
+	// Some of the consumers that are behind, at most 5.
+	Lagging       []*LaggingConsumer `protobuf:"bytes,6,rep,name=lagging,proto3" json:"lagging,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ConsumersState) Reset() {
+	*x = ConsumersState{}
+	mi := &file_chancery_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ConsumersState) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ConsumersState) ProtoMessage() {}
+
+func (x *ConsumersState) ProtoReflect() protoreflect.Message {
+	mi := &file_chancery_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ConsumersState.ProtoReflect.Descriptor instead.
+func (*ConsumersState) Descriptor() ([]byte, []int) {
+	return file_chancery_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *ConsumersState) GetAgent() []byte {
+	if x != nil {
+		return x.Agent
+	}
+	return nil
+}
+
+func (x *ConsumersState) GetGeneration() uint64 {
+	if x != nil {
+		return x.Generation
+	}
+	return 0
+}
+
+func (x *ConsumersState) GetUntil() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Until
+	}
+	return nil
+}
+
+func (x *ConsumersState) GetHeld() []*HeldIssuer {
+	if x != nil {
+		return x.Held
+	}
+	return nil
+}
+
+func (x *ConsumersState) GetConsumers() uint32 {
+	if x != nil {
+		return x.Consumers
+	}
+	return 0
+}
+
+func (x *ConsumersState) GetLagging() []*LaggingConsumer {
+	if x != nil {
+		return x.Lagging
+	}
+	return nil
+}
+
+type HeldIssuer struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Subject key identifier.
+	Issuer []byte `protobuf:"bytes,1,opt,name=issuer,proto3" json:"issuer,omitempty"`
+	// When the last of these SVIDs ends.
+	Until         *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=until,proto3" json:"until,omitempty"`
+	Consumers     uint32                 `protobuf:"varint,3,opt,name=consumers,proto3" json:"consumers,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HeldIssuer) Reset() {
+	*x = HeldIssuer{}
+	mi := &file_chancery_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HeldIssuer) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HeldIssuer) ProtoMessage() {}
+
+func (x *HeldIssuer) ProtoReflect() protoreflect.Message {
+	mi := &file_chancery_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HeldIssuer.ProtoReflect.Descriptor instead.
+func (*HeldIssuer) Descriptor() ([]byte, []int) {
+	return file_chancery_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *HeldIssuer) GetIssuer() []byte {
+	if x != nil {
+		return x.Issuer
+	}
+	return nil
+}
+
+func (x *HeldIssuer) GetUntil() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Until
+	}
+	return nil
+}
+
+func (x *HeldIssuer) GetConsumers() uint32 {
+	if x != nil {
+		return x.Consumers
+	}
+	return 0
+}
+
+type LaggingConsumer struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// For people, at most 200 bytes.
+	Name       string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Generation uint64 `protobuf:"varint,2,opt,name=generation,proto3" json:"generation,omitempty"`
+	// Such as the words of a proxy that rejected the bundle; at most 300 bytes.
+	Why           string `protobuf:"bytes,3,opt,name=why,proto3" json:"why,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LaggingConsumer) Reset() {
+	*x = LaggingConsumer{}
+	mi := &file_chancery_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LaggingConsumer) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LaggingConsumer) ProtoMessage() {}
+
+func (x *LaggingConsumer) ProtoReflect() protoreflect.Message {
+	mi := &file_chancery_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LaggingConsumer.ProtoReflect.Descriptor instead.
+func (*LaggingConsumer) Descriptor() ([]byte, []int) {
+	return file_chancery_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *LaggingConsumer) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *LaggingConsumer) GetGeneration() uint64 {
+	if x != nil {
+		return x.Generation
+	}
+	return 0
+}
+
+func (x *LaggingConsumer) GetWhy() string {
+	if x != nil {
+		return x.Why
+	}
+	return ""
+}
+
+// Reissue asks an agent to replace SVIDs before their time.
+type Reissue struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Subject key identifiers of issuers: SVIDs of others stay.
+	Issuers [][]byte `protobuf:"bytes,1,rep,name=issuers,proto3" json:"issuers,omitempty"`
+	// The agent draws a moment within this time.
+	Within        *durationpb.Duration `protobuf:"bytes,2,opt,name=within,proto3" json:"within,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Reissue) Reset() {
+	*x = Reissue{}
+	mi := &file_chancery_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Reissue) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Reissue) ProtoMessage() {}
+
+func (x *Reissue) ProtoReflect() protoreflect.Message {
+	mi := &file_chancery_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Reissue.ProtoReflect.Descriptor instead.
+func (*Reissue) Descriptor() ([]byte, []int) {
+	return file_chancery_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *Reissue) GetIssuers() [][]byte {
+	if x != nil {
+		return x.Issuers
+	}
+	return nil
+}
+
+func (x *Reissue) GetWithin() *durationpb.Duration {
+	if x != nil {
+		return x.Within
+	}
+	return nil
+}
+
 // SyncRequest is what an agent says of itself: first when it connects, and on each change.
 type SyncRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -38,14 +410,16 @@ type SyncRequest struct {
 	NotEnforcing []string `protobuf:"bytes,4,rep,name=not_enforcing,json=notEnforcing,proto3" json:"not_enforcing,omitempty"`
 	// The highest mark that any server has sent, as it was sent; absent before the first. It tells a server whose store was
 	// rolled back (decision D9).
-	DocumentMark  *DocumentMark `protobuf:"bytes,5,opt,name=document_mark,json=documentMark,proto3" json:"document_mark,omitempty"`
+	DocumentMark *DocumentMark `protobuf:"bytes,5,opt,name=document_mark,json=documentMark,proto3" json:"document_mark,omitempty"`
+	// Absent from agents that keep no table of consumers.
+	Consumers     *ConsumersState `protobuf:"bytes,6,opt,name=consumers,proto3" json:"consumers,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *SyncRequest) Reset() {
 	*x = SyncRequest{}
-	mi := &file_chancery_proto_msgTypes[0]
+	mi := &file_chancery_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -57,7 +431,7 @@ func (x *SyncRequest) String() string {
 func (*SyncRequest) ProtoMessage() {}
 
 func (x *SyncRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[0]
+	mi := &file_chancery_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -70,7 +444,7 @@ func (x *SyncRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SyncRequest.ProtoReflect.Descriptor instead.
 func (*SyncRequest) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{0}
+	return file_chancery_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *SyncRequest) GetAcknowledged() uint64 {
@@ -108,20 +482,30 @@ func (x *SyncRequest) GetDocumentMark() *DocumentMark {
 	return nil
 }
 
+func (x *SyncRequest) GetConsumers() *ConsumersState {
+	if x != nil {
+		return x.Consumers
+	}
+	return nil
+}
+
 // DocumentMark is a server's word on how far the authority document has come.
 type DocumentMark struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Of the document.
 	Version uint64 `protobuf:"varint,1,opt,name=version,proto3" json:"version,omitempty"`
 	// Made and verified by the servers of one trust domain; at most 64 bytes, which mean nothing to agents.
-	Mac           []byte `protobuf:"bytes,2,opt,name=mac,proto3" json:"mac,omitempty"`
+	Mac []byte `protobuf:"bytes,2,opt,name=mac,proto3" json:"mac,omitempty"`
+	// The version that last tainted an authority; 0 if none did. The mac is over it, too. A server with an earlier document signs
+	// nothing any more (decision D4).
+	Tainted       uint64 `protobuf:"varint,3,opt,name=tainted,proto3" json:"tainted,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *DocumentMark) Reset() {
 	*x = DocumentMark{}
-	mi := &file_chancery_proto_msgTypes[1]
+	mi := &file_chancery_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -133,7 +517,7 @@ func (x *DocumentMark) String() string {
 func (*DocumentMark) ProtoMessage() {}
 
 func (x *DocumentMark) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[1]
+	mi := &file_chancery_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -146,7 +530,7 @@ func (x *DocumentMark) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DocumentMark.ProtoReflect.Descriptor instead.
 func (*DocumentMark) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{1}
+	return file_chancery_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *DocumentMark) GetVersion() uint64 {
@@ -163,6 +547,13 @@ func (x *DocumentMark) GetMac() []byte {
 	return nil
 }
 
+func (x *DocumentMark) GetTainted() uint64 {
+	if x != nil {
+		return x.Tainted
+	}
+	return 0
+}
+
 type ServedSvid struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
 	SpiffeId string                 `protobuf:"bytes,1,opt,name=spiffe_id,json=spiffeId,proto3" json:"spiffe_id,omitempty"`
@@ -177,7 +568,7 @@ type ServedSvid struct {
 
 func (x *ServedSvid) Reset() {
 	*x = ServedSvid{}
-	mi := &file_chancery_proto_msgTypes[2]
+	mi := &file_chancery_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -189,7 +580,7 @@ func (x *ServedSvid) String() string {
 func (*ServedSvid) ProtoMessage() {}
 
 func (x *ServedSvid) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[2]
+	mi := &file_chancery_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -202,7 +593,7 @@ func (x *ServedSvid) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServedSvid.ProtoReflect.Descriptor instead.
 func (*ServedSvid) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{2}
+	return file_chancery_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *ServedSvid) GetSpiffeId() string {
@@ -250,14 +641,18 @@ type SyncUpdate struct {
 	// CRL whose signature they cannot verify with one of these, up to a root of the bundle.
 	Issuers [][]byte `protobuf:"bytes,5,rep,name=issuers,proto3" json:"issuers,omitempty"`
 	// Of the document that the server has. Agents keep the highest, across servers, and send it along with what they say.
-	DocumentMark  *DocumentMark `protobuf:"bytes,6,opt,name=document_mark,json=documentMark,proto3" json:"document_mark,omitempty"`
+	DocumentMark *DocumentMark `protobuf:"bytes,6,opt,name=document_mark,json=documentMark,proto3" json:"document_mark,omitempty"`
+	// The bundle above as signed by the bundle key: that is what agents which have pinned the key go by. Absent from servers without one.
+	SignedBundle *SignedBundle `protobuf:"bytes,7,opt,name=signed_bundle,json=signedBundle,proto3" json:"signed_bundle,omitempty"`
+	// Absent if no SVID has to be replaced before its time.
+	Reissue       *Reissue `protobuf:"bytes,8,opt,name=reissue,proto3" json:"reissue,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *SyncUpdate) Reset() {
 	*x = SyncUpdate{}
-	mi := &file_chancery_proto_msgTypes[3]
+	mi := &file_chancery_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -269,7 +664,7 @@ func (x *SyncUpdate) String() string {
 func (*SyncUpdate) ProtoMessage() {}
 
 func (x *SyncUpdate) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[3]
+	mi := &file_chancery_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -282,7 +677,7 @@ func (x *SyncUpdate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SyncUpdate.ProtoReflect.Descriptor instead.
 func (*SyncUpdate) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{3}
+	return file_chancery_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *SyncUpdate) GetVersion() uint64 {
@@ -327,17 +722,33 @@ func (x *SyncUpdate) GetDocumentMark() *DocumentMark {
 	return nil
 }
 
+func (x *SyncUpdate) GetSignedBundle() *SignedBundle {
+	if x != nil {
+		return x.SignedBundle
+	}
+	return nil
+}
+
+func (x *SyncUpdate) GetReissue() *Reissue {
+	if x != nil {
+		return x.Reissue
+	}
+	return nil
+}
+
 type IssueRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// 1 to 100 requests.
-	Requests      []*CertificateRequest `protobuf:"bytes,1,rep,name=requests,proto3" json:"requests,omitempty"`
+	Requests []*CertificateRequest `protobuf:"bytes,1,rep,name=requests,proto3" json:"requests,omitempty"`
+	// As in ConsumersState: whose table the certificates will be in. Empty from clients that keep none.
+	Agent         []byte `protobuf:"bytes,2,opt,name=agent,proto3" json:"agent,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *IssueRequest) Reset() {
 	*x = IssueRequest{}
-	mi := &file_chancery_proto_msgTypes[4]
+	mi := &file_chancery_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -349,7 +760,7 @@ func (x *IssueRequest) String() string {
 func (*IssueRequest) ProtoMessage() {}
 
 func (x *IssueRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[4]
+	mi := &file_chancery_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -362,12 +773,19 @@ func (x *IssueRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IssueRequest.ProtoReflect.Descriptor instead.
 func (*IssueRequest) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{4}
+	return file_chancery_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *IssueRequest) GetRequests() []*CertificateRequest {
 	if x != nil {
 		return x.Requests
+	}
+	return nil
+}
+
+func (x *IssueRequest) GetAgent() []byte {
+	if x != nil {
+		return x.Agent
 	}
 	return nil
 }
@@ -387,7 +805,7 @@ type CertificateRequest struct {
 
 func (x *CertificateRequest) Reset() {
 	*x = CertificateRequest{}
-	mi := &file_chancery_proto_msgTypes[5]
+	mi := &file_chancery_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -399,7 +817,7 @@ func (x *CertificateRequest) String() string {
 func (*CertificateRequest) ProtoMessage() {}
 
 func (x *CertificateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[5]
+	mi := &file_chancery_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -412,7 +830,7 @@ func (x *CertificateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CertificateRequest.ProtoReflect.Descriptor instead.
 func (*CertificateRequest) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{5}
+	return file_chancery_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *CertificateRequest) GetCsr() []byte {
@@ -443,14 +861,16 @@ type IssueResponse struct {
 	// The bundle of the trust domain, of the same snapshot as every certificate in results.
 	Bundle *Bundle `protobuf:"bytes,2,opt,name=bundle,proto3" json:"bundle,omitempty"`
 	// As in SyncUpdate.
-	Checkpoints   []string `protobuf:"bytes,3,rep,name=checkpoints,proto3" json:"checkpoints,omitempty"`
+	Checkpoints []string `protobuf:"bytes,3,rep,name=checkpoints,proto3" json:"checkpoints,omitempty"`
+	// As in SyncUpdate.
+	SignedBundle  *SignedBundle `protobuf:"bytes,4,opt,name=signed_bundle,json=signedBundle,proto3" json:"signed_bundle,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *IssueResponse) Reset() {
 	*x = IssueResponse{}
-	mi := &file_chancery_proto_msgTypes[6]
+	mi := &file_chancery_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -462,7 +882,7 @@ func (x *IssueResponse) String() string {
 func (*IssueResponse) ProtoMessage() {}
 
 func (x *IssueResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[6]
+	mi := &file_chancery_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -475,7 +895,7 @@ func (x *IssueResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IssueResponse.ProtoReflect.Descriptor instead.
 func (*IssueResponse) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{6}
+	return file_chancery_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *IssueResponse) GetResults() []*Result {
@@ -499,6 +919,13 @@ func (x *IssueResponse) GetCheckpoints() []string {
 	return nil
 }
 
+func (x *IssueResponse) GetSignedBundle() *SignedBundle {
+	if x != nil {
+		return x.SignedBundle
+	}
+	return nil
+}
+
 type Result struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Types that are valid to be assigned to Outcome:
@@ -512,7 +939,7 @@ type Result struct {
 
 func (x *Result) Reset() {
 	*x = Result{}
-	mi := &file_chancery_proto_msgTypes[7]
+	mi := &file_chancery_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -524,7 +951,7 @@ func (x *Result) String() string {
 func (*Result) ProtoMessage() {}
 
 func (x *Result) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[7]
+	mi := &file_chancery_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -537,7 +964,7 @@ func (x *Result) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Result.ProtoReflect.Descriptor instead.
 func (*Result) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{7}
+	return file_chancery_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Result) GetOutcome() isResult_Outcome {
@@ -596,7 +1023,7 @@ type Refusal struct {
 
 func (x *Refusal) Reset() {
 	*x = Refusal{}
-	mi := &file_chancery_proto_msgTypes[8]
+	mi := &file_chancery_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -608,7 +1035,7 @@ func (x *Refusal) String() string {
 func (*Refusal) ProtoMessage() {}
 
 func (x *Refusal) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[8]
+	mi := &file_chancery_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -621,7 +1048,7 @@ func (x *Refusal) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Refusal.ProtoReflect.Descriptor instead.
 func (*Refusal) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{8}
+	return file_chancery_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Refusal) GetCode() uint32 {
@@ -664,7 +1091,7 @@ type Certificate struct {
 
 func (x *Certificate) Reset() {
 	*x = Certificate{}
-	mi := &file_chancery_proto_msgTypes[9]
+	mi := &file_chancery_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -676,7 +1103,7 @@ func (x *Certificate) String() string {
 func (*Certificate) ProtoMessage() {}
 
 func (x *Certificate) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[9]
+	mi := &file_chancery_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -689,7 +1116,7 @@ func (x *Certificate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Certificate.ProtoReflect.Descriptor instead.
 func (*Certificate) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{9}
+	return file_chancery_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Certificate) GetSpiffeId() string {
@@ -726,7 +1153,7 @@ type Bundle struct {
 
 func (x *Bundle) Reset() {
 	*x = Bundle{}
-	mi := &file_chancery_proto_msgTypes[10]
+	mi := &file_chancery_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -738,7 +1165,7 @@ func (x *Bundle) String() string {
 func (*Bundle) ProtoMessage() {}
 
 func (x *Bundle) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[10]
+	mi := &file_chancery_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -751,7 +1178,7 @@ func (x *Bundle) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Bundle.ProtoReflect.Descriptor instead.
 func (*Bundle) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{10}
+	return file_chancery_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Bundle) GetTrustDomain() string {
@@ -775,6 +1202,756 @@ func (x *Bundle) GetRoots() [][]byte {
 	return nil
 }
 
+type StartRotationRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// "root" or "issuer".
+	Kind string `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"`
+	// "", or "compromised".
+	Reason        string `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StartRotationRequest) Reset() {
+	*x = StartRotationRequest{}
+	mi := &file_chancery_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StartRotationRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StartRotationRequest) ProtoMessage() {}
+
+func (x *StartRotationRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_chancery_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StartRotationRequest.ProtoReflect.Descriptor instead.
+func (*StartRotationRequest) Descriptor() ([]byte, []int) {
+	return file_chancery_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *StartRotationRequest) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *StartRotationRequest) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+type PlanRotationResponse struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Phases []*PlannedPhase        `protobuf:"bytes,1,rep,name=phases,proto3" json:"phases,omitempty"`
+	// What to know before.
+	Notes []string `protobuf:"bytes,2,rep,name=notes,proto3" json:"notes,omitempty"`
+	// What will be replaced.
+	FromRoot      string `protobuf:"bytes,3,opt,name=from_root,json=fromRoot,proto3" json:"from_root,omitempty"`
+	FromIssuer    string `protobuf:"bytes,4,opt,name=from_issuer,json=fromIssuer,proto3" json:"from_issuer,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PlanRotationResponse) Reset() {
+	*x = PlanRotationResponse{}
+	mi := &file_chancery_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PlanRotationResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PlanRotationResponse) ProtoMessage() {}
+
+func (x *PlanRotationResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_chancery_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PlanRotationResponse.ProtoReflect.Descriptor instead.
+func (*PlanRotationResponse) Descriptor() ([]byte, []int) {
+	return file_chancery_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *PlanRotationResponse) GetPhases() []*PlannedPhase {
+	if x != nil {
+		return x.Phases
+	}
+	return nil
+}
+
+func (x *PlanRotationResponse) GetNotes() []string {
+	if x != nil {
+		return x.Notes
+	}
+	return nil
+}
+
+func (x *PlanRotationResponse) GetFromRoot() string {
+	if x != nil {
+		return x.FromRoot
+	}
+	return ""
+}
+
+func (x *PlanRotationResponse) GetFromIssuer() string {
+	if x != nil {
+		return x.FromIssuer
+	}
+	return ""
+}
+
+type PlannedPhase struct {
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Phase    string                 `protobuf:"bytes,1,opt,name=phase,proto3" json:"phase,omitempty"`
+	Does     string                 `protobuf:"bytes,2,opt,name=does,proto3" json:"does,omitempty"`
+	WaitsFor []string               `protobuf:"bytes,3,rep,name=waits_for,json=waitsFor,proto3" json:"waits_for,omitempty"`
+	// Estimated; both 0 if it takes a moment.
+	Least         *durationpb.Duration `protobuf:"bytes,4,opt,name=least,proto3" json:"least,omitempty"`
+	Most          *durationpb.Duration `protobuf:"bytes,5,opt,name=most,proto3" json:"most,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PlannedPhase) Reset() {
+	*x = PlannedPhase{}
+	mi := &file_chancery_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PlannedPhase) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PlannedPhase) ProtoMessage() {}
+
+func (x *PlannedPhase) ProtoReflect() protoreflect.Message {
+	mi := &file_chancery_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PlannedPhase.ProtoReflect.Descriptor instead.
+func (*PlannedPhase) Descriptor() ([]byte, []int) {
+	return file_chancery_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *PlannedPhase) GetPhase() string {
+	if x != nil {
+		return x.Phase
+	}
+	return ""
+}
+
+func (x *PlannedPhase) GetDoes() string {
+	if x != nil {
+		return x.Does
+	}
+	return ""
+}
+
+func (x *PlannedPhase) GetWaitsFor() []string {
+	if x != nil {
+		return x.WaitsFor
+	}
+	return nil
+}
+
+func (x *PlannedPhase) GetLeast() *durationpb.Duration {
+	if x != nil {
+		return x.Least
+	}
+	return nil
+}
+
+func (x *PlannedPhase) GetMost() *durationpb.Duration {
+	if x != nil {
+		return x.Most
+	}
+	return nil
+}
+
+type GetRotationRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetRotationRequest) Reset() {
+	*x = GetRotationRequest{}
+	mi := &file_chancery_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetRotationRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetRotationRequest) ProtoMessage() {}
+
+func (x *GetRotationRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_chancery_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetRotationRequest.ProtoReflect.Descriptor instead.
+func (*GetRotationRequest) Descriptor() ([]byte, []int) {
+	return file_chancery_proto_rawDescGZIP(), []int{20}
+}
+
+type ChangeRotationRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// "pause", "resume", "abort", "rollback" or "override".
+	Change string `protobuf:"bytes,1,opt,name=change,proto3" json:"change,omitempty"`
+	// Of override: the gate, and why.
+	Gate    string `protobuf:"bytes,2,opt,name=gate,proto3" json:"gate,omitempty"`
+	Because string `protobuf:"bytes,3,opt,name=because,proto3" json:"because,omitempty"`
+	// The rotation that is meant; another one is not touched. Empty: whichever is under way.
+	Rotation      string `protobuf:"bytes,4,opt,name=rotation,proto3" json:"rotation,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ChangeRotationRequest) Reset() {
+	*x = ChangeRotationRequest{}
+	mi := &file_chancery_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ChangeRotationRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ChangeRotationRequest) ProtoMessage() {}
+
+func (x *ChangeRotationRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_chancery_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ChangeRotationRequest.ProtoReflect.Descriptor instead.
+func (*ChangeRotationRequest) Descriptor() ([]byte, []int) {
+	return file_chancery_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *ChangeRotationRequest) GetChange() string {
+	if x != nil {
+		return x.Change
+	}
+	return ""
+}
+
+func (x *ChangeRotationRequest) GetGate() string {
+	if x != nil {
+		return x.Gate
+	}
+	return ""
+}
+
+func (x *ChangeRotationRequest) GetBecause() string {
+	if x != nil {
+		return x.Because
+	}
+	return ""
+}
+
+func (x *ChangeRotationRequest) GetRotation() string {
+	if x != nil {
+		return x.Rotation
+	}
+	return ""
+}
+
+type RotationStatus struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Absent if none is under way.
+	Rotation *Rotation `protobuf:"bytes,1,opt,name=rotation,proto3" json:"rotation,omitempty"`
+	// Those that have ended, the newest first.
+	Past []*Rotation `protobuf:"bytes,2,rep,name=past,proto3" json:"past,omitempty"`
+	// The server's clock.
+	Time *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=time,proto3" json:"time,omitempty"`
+	// Of the document.
+	Version       uint64 `protobuf:"varint,4,opt,name=version,proto3" json:"version,omitempty"`
+	TrustDomain   string `protobuf:"bytes,5,opt,name=trust_domain,json=trustDomain,proto3" json:"trust_domain,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RotationStatus) Reset() {
+	*x = RotationStatus{}
+	mi := &file_chancery_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RotationStatus) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RotationStatus) ProtoMessage() {}
+
+func (x *RotationStatus) ProtoReflect() protoreflect.Message {
+	mi := &file_chancery_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RotationStatus.ProtoReflect.Descriptor instead.
+func (*RotationStatus) Descriptor() ([]byte, []int) {
+	return file_chancery_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *RotationStatus) GetRotation() *Rotation {
+	if x != nil {
+		return x.Rotation
+	}
+	return nil
+}
+
+func (x *RotationStatus) GetPast() []*Rotation {
+	if x != nil {
+		return x.Past
+	}
+	return nil
+}
+
+func (x *RotationStatus) GetTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Time
+	}
+	return nil
+}
+
+func (x *RotationStatus) GetVersion() uint64 {
+	if x != nil {
+		return x.Version
+	}
+	return 0
+}
+
+func (x *RotationStatus) GetTrustDomain() string {
+	if x != nil {
+		return x.TrustDomain
+	}
+	return ""
+}
+
+type Rotation struct {
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	Id         string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	Kind       string                 `protobuf:"bytes,2,opt,name=kind,proto3" json:"kind,omitempty"`
+	Reason     string                 `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
+	Actor      string                 `protobuf:"bytes,4,opt,name=actor,proto3" json:"actor,omitempty"`
+	FromRoot   string                 `protobuf:"bytes,5,opt,name=from_root,json=fromRoot,proto3" json:"from_root,omitempty"`
+	FromIssuer string                 `protobuf:"bytes,6,opt,name=from_issuer,json=fromIssuer,proto3" json:"from_issuer,omitempty"`
+	ToRoot     string                 `protobuf:"bytes,7,opt,name=to_root,json=toRoot,proto3" json:"to_root,omitempty"`
+	ToIssuer   string                 `protobuf:"bytes,8,opt,name=to_issuer,json=toIssuer,proto3" json:"to_issuer,omitempty"`
+	Started    *timestamppb.Timestamp `protobuf:"bytes,9,opt,name=started,proto3" json:"started,omitempty"`
+	Phase      string                 `protobuf:"bytes,10,opt,name=phase,proto3" json:"phase,omitempty"`
+	Since      *timestamppb.Timestamp `protobuf:"bytes,11,opt,name=since,proto3" json:"since,omitempty"`
+	Paused     *timestamppb.Timestamp `protobuf:"bytes,12,opt,name=paused,proto3" json:"paused,omitempty"`
+	PausedBy   string                 `protobuf:"bytes,13,opt,name=paused_by,json=pausedBy,proto3" json:"paused_by,omitempty"`
+	Back       bool                   `protobuf:"varint,14,opt,name=back,proto3" json:"back,omitempty"`
+	Ended      *timestamppb.Timestamp `protobuf:"bytes,15,opt,name=ended,proto3" json:"ended,omitempty"`
+	Outcome    string                 `protobuf:"bytes,16,opt,name=outcome,proto3" json:"outcome,omitempty"`
+	// Of the phase. None for one that has ended.
+	Gates     []*Gate             `protobuf:"bytes,17,rep,name=gates,proto3" json:"gates,omitempty"`
+	Overrides []*RotationOverride `protobuf:"bytes,18,rep,name=overrides,proto3" json:"overrides,omitempty"`
+	// Why the driver could not go on, when it last tried; empty if it could.
+	Trouble       string `protobuf:"bytes,19,opt,name=trouble,proto3" json:"trouble,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Rotation) Reset() {
+	*x = Rotation{}
+	mi := &file_chancery_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Rotation) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Rotation) ProtoMessage() {}
+
+func (x *Rotation) ProtoReflect() protoreflect.Message {
+	mi := &file_chancery_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Rotation.ProtoReflect.Descriptor instead.
+func (*Rotation) Descriptor() ([]byte, []int) {
+	return file_chancery_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *Rotation) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *Rotation) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *Rotation) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *Rotation) GetActor() string {
+	if x != nil {
+		return x.Actor
+	}
+	return ""
+}
+
+func (x *Rotation) GetFromRoot() string {
+	if x != nil {
+		return x.FromRoot
+	}
+	return ""
+}
+
+func (x *Rotation) GetFromIssuer() string {
+	if x != nil {
+		return x.FromIssuer
+	}
+	return ""
+}
+
+func (x *Rotation) GetToRoot() string {
+	if x != nil {
+		return x.ToRoot
+	}
+	return ""
+}
+
+func (x *Rotation) GetToIssuer() string {
+	if x != nil {
+		return x.ToIssuer
+	}
+	return ""
+}
+
+func (x *Rotation) GetStarted() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Started
+	}
+	return nil
+}
+
+func (x *Rotation) GetPhase() string {
+	if x != nil {
+		return x.Phase
+	}
+	return ""
+}
+
+func (x *Rotation) GetSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Since
+	}
+	return nil
+}
+
+func (x *Rotation) GetPaused() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Paused
+	}
+	return nil
+}
+
+func (x *Rotation) GetPausedBy() string {
+	if x != nil {
+		return x.PausedBy
+	}
+	return ""
+}
+
+func (x *Rotation) GetBack() bool {
+	if x != nil {
+		return x.Back
+	}
+	return false
+}
+
+func (x *Rotation) GetEnded() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Ended
+	}
+	return nil
+}
+
+func (x *Rotation) GetOutcome() string {
+	if x != nil {
+		return x.Outcome
+	}
+	return ""
+}
+
+func (x *Rotation) GetGates() []*Gate {
+	if x != nil {
+		return x.Gates
+	}
+	return nil
+}
+
+func (x *Rotation) GetOverrides() []*RotationOverride {
+	if x != nil {
+		return x.Overrides
+	}
+	return nil
+}
+
+func (x *Rotation) GetTrouble() string {
+	if x != nil {
+		return x.Trouble
+	}
+	return ""
+}
+
+// Gate is what a phase waits for.
+type Gate struct {
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	Name       string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Passed     bool                   `protobuf:"varint,2,opt,name=passed,proto3" json:"passed,omitempty"`
+	Overridden bool                   `protobuf:"varint,3,opt,name=overridden,proto3" json:"overridden,omitempty"`
+	// Of want, have are there; both 0 for a gate that counts nothing.
+	Have uint64 `protobuf:"varint,4,opt,name=have,proto3" json:"have,omitempty"`
+	Want uint64 `protobuf:"varint,5,opt,name=want,proto3" json:"want,omitempty"`
+	// Who or what is missing, and why; some of them.
+	Waiting []string `protobuf:"bytes,6,rep,name=waiting,proto3" json:"waiting,omitempty"`
+	// When it passes at the latest by itself, if nothing changes; absent if that is not known.
+	Until         *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=until,proto3" json:"until,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Gate) Reset() {
+	*x = Gate{}
+	mi := &file_chancery_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Gate) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Gate) ProtoMessage() {}
+
+func (x *Gate) ProtoReflect() protoreflect.Message {
+	mi := &file_chancery_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Gate.ProtoReflect.Descriptor instead.
+func (*Gate) Descriptor() ([]byte, []int) {
+	return file_chancery_proto_rawDescGZIP(), []int{24}
+}
+
+func (x *Gate) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Gate) GetPassed() bool {
+	if x != nil {
+		return x.Passed
+	}
+	return false
+}
+
+func (x *Gate) GetOverridden() bool {
+	if x != nil {
+		return x.Overridden
+	}
+	return false
+}
+
+func (x *Gate) GetHave() uint64 {
+	if x != nil {
+		return x.Have
+	}
+	return 0
+}
+
+func (x *Gate) GetWant() uint64 {
+	if x != nil {
+		return x.Want
+	}
+	return 0
+}
+
+func (x *Gate) GetWaiting() []string {
+	if x != nil {
+		return x.Waiting
+	}
+	return nil
+}
+
+func (x *Gate) GetUntil() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Until
+	}
+	return nil
+}
+
+type RotationOverride struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Gate          string                 `protobuf:"bytes,1,opt,name=gate,proto3" json:"gate,omitempty"`
+	Phase         string                 `protobuf:"bytes,2,opt,name=phase,proto3" json:"phase,omitempty"`
+	Because       string                 `protobuf:"bytes,3,opt,name=because,proto3" json:"because,omitempty"`
+	Actor         string                 `protobuf:"bytes,4,opt,name=actor,proto3" json:"actor,omitempty"`
+	Time          *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=time,proto3" json:"time,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RotationOverride) Reset() {
+	*x = RotationOverride{}
+	mi := &file_chancery_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RotationOverride) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RotationOverride) ProtoMessage() {}
+
+func (x *RotationOverride) ProtoReflect() protoreflect.Message {
+	mi := &file_chancery_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RotationOverride.ProtoReflect.Descriptor instead.
+func (*RotationOverride) Descriptor() ([]byte, []int) {
+	return file_chancery_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *RotationOverride) GetGate() string {
+	if x != nil {
+		return x.Gate
+	}
+	return ""
+}
+
+func (x *RotationOverride) GetPhase() string {
+	if x != nil {
+		return x.Phase
+	}
+	return ""
+}
+
+func (x *RotationOverride) GetBecause() string {
+	if x != nil {
+		return x.Because
+	}
+	return ""
+}
+
+func (x *RotationOverride) GetActor() string {
+	if x != nil {
+		return x.Actor
+	}
+	return ""
+}
+
+func (x *RotationOverride) GetTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Time
+	}
+	return nil
+}
+
 type ListReplicasRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -783,7 +1960,7 @@ type ListReplicasRequest struct {
 
 func (x *ListReplicasRequest) Reset() {
 	*x = ListReplicasRequest{}
-	mi := &file_chancery_proto_msgTypes[11]
+	mi := &file_chancery_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -795,7 +1972,7 @@ func (x *ListReplicasRequest) String() string {
 func (*ListReplicasRequest) ProtoMessage() {}
 
 func (x *ListReplicasRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[11]
+	mi := &file_chancery_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -808,7 +1985,7 @@ func (x *ListReplicasRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListReplicasRequest.ProtoReflect.Descriptor instead.
 func (*ListReplicasRequest) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{11}
+	return file_chancery_proto_rawDescGZIP(), []int{26}
 }
 
 type ListReplicasResponse struct {
@@ -823,7 +2000,7 @@ type ListReplicasResponse struct {
 
 func (x *ListReplicasResponse) Reset() {
 	*x = ListReplicasResponse{}
-	mi := &file_chancery_proto_msgTypes[12]
+	mi := &file_chancery_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -835,7 +2012,7 @@ func (x *ListReplicasResponse) String() string {
 func (*ListReplicasResponse) ProtoMessage() {}
 
 func (x *ListReplicasResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[12]
+	mi := &file_chancery_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -848,7 +2025,7 @@ func (x *ListReplicasResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListReplicasResponse.ProtoReflect.Descriptor instead.
 func (*ListReplicasResponse) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{12}
+	return file_chancery_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ListReplicasResponse) GetReplicas() []*Replica {
@@ -894,7 +2071,7 @@ type Replica struct {
 
 func (x *Replica) Reset() {
 	*x = Replica{}
-	mi := &file_chancery_proto_msgTypes[13]
+	mi := &file_chancery_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -906,7 +2083,7 @@ func (x *Replica) String() string {
 func (*Replica) ProtoMessage() {}
 
 func (x *Replica) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[13]
+	mi := &file_chancery_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -919,7 +2096,7 @@ func (x *Replica) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Replica.ProtoReflect.Descriptor instead.
 func (*Replica) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{13}
+	return file_chancery_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *Replica) GetName() string {
@@ -1008,7 +2185,7 @@ type ForgetReplicaRequest struct {
 
 func (x *ForgetReplicaRequest) Reset() {
 	*x = ForgetReplicaRequest{}
-	mi := &file_chancery_proto_msgTypes[14]
+	mi := &file_chancery_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1020,7 +2197,7 @@ func (x *ForgetReplicaRequest) String() string {
 func (*ForgetReplicaRequest) ProtoMessage() {}
 
 func (x *ForgetReplicaRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[14]
+	mi := &file_chancery_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1033,7 +2210,7 @@ func (x *ForgetReplicaRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetReplicaRequest.ProtoReflect.Descriptor instead.
 func (*ForgetReplicaRequest) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{14}
+	return file_chancery_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ForgetReplicaRequest) GetName() string {
@@ -1051,7 +2228,7 @@ type ForgetReplicaResponse struct {
 
 func (x *ForgetReplicaResponse) Reset() {
 	*x = ForgetReplicaResponse{}
-	mi := &file_chancery_proto_msgTypes[15]
+	mi := &file_chancery_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1063,7 +2240,7 @@ func (x *ForgetReplicaResponse) String() string {
 func (*ForgetReplicaResponse) ProtoMessage() {}
 
 func (x *ForgetReplicaResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[15]
+	mi := &file_chancery_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1076,7 +2253,7 @@ func (x *ForgetReplicaResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetReplicaResponse.ProtoReflect.Descriptor instead.
 func (*ForgetReplicaResponse) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{15}
+	return file_chancery_proto_rawDescGZIP(), []int{30}
 }
 
 type ExportStateRequest struct {
@@ -1087,7 +2264,7 @@ type ExportStateRequest struct {
 
 func (x *ExportStateRequest) Reset() {
 	*x = ExportStateRequest{}
-	mi := &file_chancery_proto_msgTypes[16]
+	mi := &file_chancery_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1099,7 +2276,7 @@ func (x *ExportStateRequest) String() string {
 func (*ExportStateRequest) ProtoMessage() {}
 
 func (x *ExportStateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[16]
+	mi := &file_chancery_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1112,7 +2289,7 @@ func (x *ExportStateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportStateRequest.ProtoReflect.Descriptor instead.
 func (*ExportStateRequest) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{16}
+	return file_chancery_proto_rawDescGZIP(), []int{31}
 }
 
 type ExportStateResponse struct {
@@ -1125,7 +2302,7 @@ type ExportStateResponse struct {
 
 func (x *ExportStateResponse) Reset() {
 	*x = ExportStateResponse{}
-	mi := &file_chancery_proto_msgTypes[17]
+	mi := &file_chancery_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1137,7 +2314,7 @@ func (x *ExportStateResponse) String() string {
 func (*ExportStateResponse) ProtoMessage() {}
 
 func (x *ExportStateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[17]
+	mi := &file_chancery_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1150,7 +2327,7 @@ func (x *ExportStateResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportStateResponse.ProtoReflect.Descriptor instead.
 func (*ExportStateResponse) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{17}
+	return file_chancery_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *ExportStateResponse) GetExport() []byte {
@@ -1175,7 +2352,7 @@ type Predicate struct {
 
 func (x *Predicate) Reset() {
 	*x = Predicate{}
-	mi := &file_chancery_proto_msgTypes[18]
+	mi := &file_chancery_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1187,7 +2364,7 @@ func (x *Predicate) String() string {
 func (*Predicate) ProtoMessage() {}
 
 func (x *Predicate) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[18]
+	mi := &file_chancery_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1200,7 +2377,7 @@ func (x *Predicate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Predicate.ProtoReflect.Descriptor instead.
 func (*Predicate) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{18}
+	return file_chancery_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *Predicate) GetSerial() string {
@@ -1245,7 +2422,7 @@ type RevokeRequest struct {
 
 func (x *RevokeRequest) Reset() {
 	*x = RevokeRequest{}
-	mi := &file_chancery_proto_msgTypes[19]
+	mi := &file_chancery_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1257,7 +2434,7 @@ func (x *RevokeRequest) String() string {
 func (*RevokeRequest) ProtoMessage() {}
 
 func (x *RevokeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[19]
+	mi := &file_chancery_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1270,7 +2447,7 @@ func (x *RevokeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeRequest.ProtoReflect.Descriptor instead.
 func (*RevokeRequest) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{19}
+	return file_chancery_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *RevokeRequest) GetPredicate() *Predicate {
@@ -1323,7 +2500,7 @@ type RevokeResponse struct {
 
 func (x *RevokeResponse) Reset() {
 	*x = RevokeResponse{}
-	mi := &file_chancery_proto_msgTypes[20]
+	mi := &file_chancery_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1335,7 +2512,7 @@ func (x *RevokeResponse) String() string {
 func (*RevokeResponse) ProtoMessage() {}
 
 func (x *RevokeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[20]
+	mi := &file_chancery_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1348,7 +2525,7 @@ func (x *RevokeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeResponse.ProtoReflect.Descriptor instead.
 func (*RevokeResponse) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{20}
+	return file_chancery_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *RevokeResponse) GetCertificates() []*RevokedCertificate {
@@ -1419,7 +2596,7 @@ type RevokedCertificate struct {
 
 func (x *RevokedCertificate) Reset() {
 	*x = RevokedCertificate{}
-	mi := &file_chancery_proto_msgTypes[21]
+	mi := &file_chancery_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1431,7 +2608,7 @@ func (x *RevokedCertificate) String() string {
 func (*RevokedCertificate) ProtoMessage() {}
 
 func (x *RevokedCertificate) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[21]
+	mi := &file_chancery_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1444,7 +2621,7 @@ func (x *RevokedCertificate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokedCertificate.ProtoReflect.Descriptor instead.
 func (*RevokedCertificate) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{21}
+	return file_chancery_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *RevokedCertificate) GetSerial() string {
@@ -1484,7 +2661,7 @@ type RestoreRequest struct {
 
 func (x *RestoreRequest) Reset() {
 	*x = RestoreRequest{}
-	mi := &file_chancery_proto_msgTypes[22]
+	mi := &file_chancery_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1496,7 +2673,7 @@ func (x *RestoreRequest) String() string {
 func (*RestoreRequest) ProtoMessage() {}
 
 func (x *RestoreRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[22]
+	mi := &file_chancery_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1509,7 +2686,7 @@ func (x *RestoreRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreRequest.ProtoReflect.Descriptor instead.
 func (*RestoreRequest) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{22}
+	return file_chancery_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *RestoreRequest) GetSpiffeId() string {
@@ -1527,7 +2704,7 @@ type RestoreResponse struct {
 
 func (x *RestoreResponse) Reset() {
 	*x = RestoreResponse{}
-	mi := &file_chancery_proto_msgTypes[23]
+	mi := &file_chancery_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1539,7 +2716,7 @@ func (x *RestoreResponse) String() string {
 func (*RestoreResponse) ProtoMessage() {}
 
 func (x *RestoreResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[23]
+	mi := &file_chancery_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1552,7 +2729,7 @@ func (x *RestoreResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreResponse.ProtoReflect.Descriptor instead.
 func (*RestoreResponse) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{23}
+	return file_chancery_proto_rawDescGZIP(), []int{38}
 }
 
 type ListRevocationsRequest struct {
@@ -1563,7 +2740,7 @@ type ListRevocationsRequest struct {
 
 func (x *ListRevocationsRequest) Reset() {
 	*x = ListRevocationsRequest{}
-	mi := &file_chancery_proto_msgTypes[24]
+	mi := &file_chancery_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1575,7 +2752,7 @@ func (x *ListRevocationsRequest) String() string {
 func (*ListRevocationsRequest) ProtoMessage() {}
 
 func (x *ListRevocationsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[24]
+	mi := &file_chancery_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1588,7 +2765,7 @@ func (x *ListRevocationsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRevocationsRequest.ProtoReflect.Descriptor instead.
 func (*ListRevocationsRequest) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{24}
+	return file_chancery_proto_rawDescGZIP(), []int{39}
 }
 
 type ListRevocationsResponse struct {
@@ -1608,7 +2785,7 @@ type ListRevocationsResponse struct {
 
 func (x *ListRevocationsResponse) Reset() {
 	*x = ListRevocationsResponse{}
-	mi := &file_chancery_proto_msgTypes[25]
+	mi := &file_chancery_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1620,7 +2797,7 @@ func (x *ListRevocationsResponse) String() string {
 func (*ListRevocationsResponse) ProtoMessage() {}
 
 func (x *ListRevocationsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[25]
+	mi := &file_chancery_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1633,7 +2810,7 @@ func (x *ListRevocationsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRevocationsResponse.ProtoReflect.Descriptor instead.
 func (*ListRevocationsResponse) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{25}
+	return file_chancery_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *ListRevocationsResponse) GetRevocations() []*Revocation {
@@ -1695,7 +2872,7 @@ type Revocation struct {
 
 func (x *Revocation) Reset() {
 	*x = Revocation{}
-	mi := &file_chancery_proto_msgTypes[26]
+	mi := &file_chancery_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1707,7 +2884,7 @@ func (x *Revocation) String() string {
 func (*Revocation) ProtoMessage() {}
 
 func (x *Revocation) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[26]
+	mi := &file_chancery_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1720,7 +2897,7 @@ func (x *Revocation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Revocation.ProtoReflect.Descriptor instead.
 func (*Revocation) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{26}
+	return file_chancery_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *Revocation) GetId() string {
@@ -1780,7 +2957,7 @@ type ListServedRequest struct {
 
 func (x *ListServedRequest) Reset() {
 	*x = ListServedRequest{}
-	mi := &file_chancery_proto_msgTypes[27]
+	mi := &file_chancery_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1792,7 +2969,7 @@ func (x *ListServedRequest) String() string {
 func (*ListServedRequest) ProtoMessage() {}
 
 func (x *ListServedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[27]
+	mi := &file_chancery_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1805,7 +2982,7 @@ func (x *ListServedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListServedRequest.ProtoReflect.Descriptor instead.
 func (*ListServedRequest) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{27}
+	return file_chancery_proto_rawDescGZIP(), []int{42}
 }
 
 type ListServedResponse struct {
@@ -1819,7 +2996,7 @@ type ListServedResponse struct {
 
 func (x *ListServedResponse) Reset() {
 	*x = ListServedResponse{}
-	mi := &file_chancery_proto_msgTypes[28]
+	mi := &file_chancery_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1831,7 +3008,7 @@ func (x *ListServedResponse) String() string {
 func (*ListServedResponse) ProtoMessage() {}
 
 func (x *ListServedResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[28]
+	mi := &file_chancery_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1844,7 +3021,7 @@ func (x *ListServedResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListServedResponse.ProtoReflect.Descriptor instead.
 func (*ListServedResponse) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{28}
+	return file_chancery_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *ListServedResponse) GetAgents() []*ServedByAgent {
@@ -1873,7 +3050,7 @@ type ServedByAgent struct {
 
 func (x *ServedByAgent) Reset() {
 	*x = ServedByAgent{}
-	mi := &file_chancery_proto_msgTypes[29]
+	mi := &file_chancery_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1885,7 +3062,7 @@ func (x *ServedByAgent) String() string {
 func (*ServedByAgent) ProtoMessage() {}
 
 func (x *ServedByAgent) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[29]
+	mi := &file_chancery_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1898,7 +3075,7 @@ func (x *ServedByAgent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServedByAgent.ProtoReflect.Descriptor instead.
 func (*ServedByAgent) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{29}
+	return file_chancery_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *ServedByAgent) GetSpiffeId() string {
@@ -1932,7 +3109,7 @@ type RequestIssuerRequest struct {
 
 func (x *RequestIssuerRequest) Reset() {
 	*x = RequestIssuerRequest{}
-	mi := &file_chancery_proto_msgTypes[30]
+	mi := &file_chancery_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1944,7 +3121,7 @@ func (x *RequestIssuerRequest) String() string {
 func (*RequestIssuerRequest) ProtoMessage() {}
 
 func (x *RequestIssuerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[30]
+	mi := &file_chancery_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1957,7 +3134,7 @@ func (x *RequestIssuerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RequestIssuerRequest.ProtoReflect.Descriptor instead.
 func (*RequestIssuerRequest) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{30}
+	return file_chancery_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *RequestIssuerRequest) GetFresh() bool {
@@ -1977,7 +3154,7 @@ type RequestIssuerResponse struct {
 
 func (x *RequestIssuerResponse) Reset() {
 	*x = RequestIssuerResponse{}
-	mi := &file_chancery_proto_msgTypes[31]
+	mi := &file_chancery_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1989,7 +3166,7 @@ func (x *RequestIssuerResponse) String() string {
 func (*RequestIssuerResponse) ProtoMessage() {}
 
 func (x *RequestIssuerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[31]
+	mi := &file_chancery_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2002,7 +3179,7 @@ func (x *RequestIssuerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RequestIssuerResponse.ProtoReflect.Descriptor instead.
 func (*RequestIssuerResponse) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{31}
+	return file_chancery_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *RequestIssuerResponse) GetRequest() []byte {
@@ -2022,7 +3199,7 @@ type ImportIssuerRequest struct {
 
 func (x *ImportIssuerRequest) Reset() {
 	*x = ImportIssuerRequest{}
-	mi := &file_chancery_proto_msgTypes[32]
+	mi := &file_chancery_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2034,7 +3211,7 @@ func (x *ImportIssuerRequest) String() string {
 func (*ImportIssuerRequest) ProtoMessage() {}
 
 func (x *ImportIssuerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[32]
+	mi := &file_chancery_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2047,7 +3224,7 @@ func (x *ImportIssuerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportIssuerRequest.ProtoReflect.Descriptor instead.
 func (*ImportIssuerRequest) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{32}
+	return file_chancery_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *ImportIssuerRequest) GetCertificates() [][]byte {
@@ -2065,7 +3242,7 @@ type ImportIssuerResponse struct {
 
 func (x *ImportIssuerResponse) Reset() {
 	*x = ImportIssuerResponse{}
-	mi := &file_chancery_proto_msgTypes[33]
+	mi := &file_chancery_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2077,7 +3254,7 @@ func (x *ImportIssuerResponse) String() string {
 func (*ImportIssuerResponse) ProtoMessage() {}
 
 func (x *ImportIssuerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[33]
+	mi := &file_chancery_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2090,7 +3267,7 @@ func (x *ImportIssuerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportIssuerResponse.ProtoReflect.Descriptor instead.
 func (*ImportIssuerResponse) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{33}
+	return file_chancery_proto_rawDescGZIP(), []int{48}
 }
 
 type GetAuthoritiesRequest struct {
@@ -2101,7 +3278,7 @@ type GetAuthoritiesRequest struct {
 
 func (x *GetAuthoritiesRequest) Reset() {
 	*x = GetAuthoritiesRequest{}
-	mi := &file_chancery_proto_msgTypes[34]
+	mi := &file_chancery_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2113,7 +3290,7 @@ func (x *GetAuthoritiesRequest) String() string {
 func (*GetAuthoritiesRequest) ProtoMessage() {}
 
 func (x *GetAuthoritiesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[34]
+	mi := &file_chancery_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2126,7 +3303,7 @@ func (x *GetAuthoritiesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetAuthoritiesRequest.ProtoReflect.Descriptor instead.
 func (*GetAuthoritiesRequest) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{34}
+	return file_chancery_proto_rawDescGZIP(), []int{49}
 }
 
 type GetAuthoritiesResponse struct {
@@ -2138,7 +3315,7 @@ type GetAuthoritiesResponse struct {
 
 func (x *GetAuthoritiesResponse) Reset() {
 	*x = GetAuthoritiesResponse{}
-	mi := &file_chancery_proto_msgTypes[35]
+	mi := &file_chancery_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2150,7 +3327,7 @@ func (x *GetAuthoritiesResponse) String() string {
 func (*GetAuthoritiesResponse) ProtoMessage() {}
 
 func (x *GetAuthoritiesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[35]
+	mi := &file_chancery_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2163,7 +3340,7 @@ func (x *GetAuthoritiesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetAuthoritiesResponse.ProtoReflect.Descriptor instead.
 func (*GetAuthoritiesResponse) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{35}
+	return file_chancery_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *GetAuthoritiesResponse) GetDomains() []*DomainAuthorities {
@@ -2184,7 +3361,7 @@ type DomainAuthorities struct {
 
 func (x *DomainAuthorities) Reset() {
 	*x = DomainAuthorities{}
-	mi := &file_chancery_proto_msgTypes[36]
+	mi := &file_chancery_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2196,7 +3373,7 @@ func (x *DomainAuthorities) String() string {
 func (*DomainAuthorities) ProtoMessage() {}
 
 func (x *DomainAuthorities) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[36]
+	mi := &file_chancery_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2209,7 +3386,7 @@ func (x *DomainAuthorities) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DomainAuthorities.ProtoReflect.Descriptor instead.
 func (*DomainAuthorities) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{36}
+	return file_chancery_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *DomainAuthorities) GetTrustDomain() string {
@@ -2250,7 +3427,7 @@ type Authority struct {
 
 func (x *Authority) Reset() {
 	*x = Authority{}
-	mi := &file_chancery_proto_msgTypes[37]
+	mi := &file_chancery_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2262,7 +3439,7 @@ func (x *Authority) String() string {
 func (*Authority) ProtoMessage() {}
 
 func (x *Authority) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[37]
+	mi := &file_chancery_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2275,7 +3452,7 @@ func (x *Authority) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Authority.ProtoReflect.Descriptor instead.
 func (*Authority) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{37}
+	return file_chancery_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *Authority) GetId() string {
@@ -2321,7 +3498,7 @@ type GetStatusRequest struct {
 
 func (x *GetStatusRequest) Reset() {
 	*x = GetStatusRequest{}
-	mi := &file_chancery_proto_msgTypes[38]
+	mi := &file_chancery_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2333,7 +3510,7 @@ func (x *GetStatusRequest) String() string {
 func (*GetStatusRequest) ProtoMessage() {}
 
 func (x *GetStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[38]
+	mi := &file_chancery_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2346,7 +3523,7 @@ func (x *GetStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusRequest.ProtoReflect.Descriptor instead.
 func (*GetStatusRequest) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{38}
+	return file_chancery_proto_rawDescGZIP(), []int{53}
 }
 
 type GetStatusResponse struct {
@@ -2382,7 +3559,7 @@ type GetStatusResponse struct {
 
 func (x *GetStatusResponse) Reset() {
 	*x = GetStatusResponse{}
-	mi := &file_chancery_proto_msgTypes[39]
+	mi := &file_chancery_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2394,7 +3571,7 @@ func (x *GetStatusResponse) String() string {
 func (*GetStatusResponse) ProtoMessage() {}
 
 func (x *GetStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[39]
+	mi := &file_chancery_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2407,7 +3584,7 @@ func (x *GetStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusResponse.ProtoReflect.Descriptor instead.
 func (*GetStatusResponse) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{39}
+	return file_chancery_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *GetStatusResponse) GetTime() *timestamppb.Timestamp {
@@ -2536,7 +3713,7 @@ type GetStatusResponse_Document struct {
 
 func (x *GetStatusResponse_Document) Reset() {
 	*x = GetStatusResponse_Document{}
-	mi := &file_chancery_proto_msgTypes[40]
+	mi := &file_chancery_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2548,7 +3725,7 @@ func (x *GetStatusResponse_Document) String() string {
 func (*GetStatusResponse_Document) ProtoMessage() {}
 
 func (x *GetStatusResponse_Document) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[40]
+	mi := &file_chancery_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2561,7 +3738,7 @@ func (x *GetStatusResponse_Document) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusResponse_Document.ProtoReflect.Descriptor instead.
 func (*GetStatusResponse_Document) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{39, 0}
+	return file_chancery_proto_rawDescGZIP(), []int{54, 0}
 }
 
 func (x *GetStatusResponse_Document) GetVersion() uint64 {
@@ -2603,7 +3780,7 @@ type GetStatusResponse_Log struct {
 
 func (x *GetStatusResponse_Log) Reset() {
 	*x = GetStatusResponse_Log{}
-	mi := &file_chancery_proto_msgTypes[41]
+	mi := &file_chancery_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2615,7 +3792,7 @@ func (x *GetStatusResponse_Log) String() string {
 func (*GetStatusResponse_Log) ProtoMessage() {}
 
 func (x *GetStatusResponse_Log) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[41]
+	mi := &file_chancery_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2628,7 +3805,7 @@ func (x *GetStatusResponse_Log) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusResponse_Log.ProtoReflect.Descriptor instead.
 func (*GetStatusResponse_Log) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{39, 1}
+	return file_chancery_proto_rawDescGZIP(), []int{54, 1}
 }
 
 func (x *GetStatusResponse_Log) GetId() uint32 {
@@ -2671,7 +3848,7 @@ type GetStatusResponse_Store struct {
 
 func (x *GetStatusResponse_Store) Reset() {
 	*x = GetStatusResponse_Store{}
-	mi := &file_chancery_proto_msgTypes[42]
+	mi := &file_chancery_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2683,7 +3860,7 @@ func (x *GetStatusResponse_Store) String() string {
 func (*GetStatusResponse_Store) ProtoMessage() {}
 
 func (x *GetStatusResponse_Store) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[42]
+	mi := &file_chancery_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2696,7 +3873,7 @@ func (x *GetStatusResponse_Store) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusResponse_Store.ProtoReflect.Descriptor instead.
 func (*GetStatusResponse_Store) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{39, 2}
+	return file_chancery_proto_rawDescGZIP(), []int{54, 2}
 }
 
 func (x *GetStatusResponse_Store) GetKind() string {
@@ -2785,7 +3962,7 @@ type GetStatusResponse_Certificate struct {
 
 func (x *GetStatusResponse_Certificate) Reset() {
 	*x = GetStatusResponse_Certificate{}
-	mi := &file_chancery_proto_msgTypes[43]
+	mi := &file_chancery_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2797,7 +3974,7 @@ func (x *GetStatusResponse_Certificate) String() string {
 func (*GetStatusResponse_Certificate) ProtoMessage() {}
 
 func (x *GetStatusResponse_Certificate) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[43]
+	mi := &file_chancery_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2810,7 +3987,7 @@ func (x *GetStatusResponse_Certificate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusResponse_Certificate.ProtoReflect.Descriptor instead.
 func (*GetStatusResponse_Certificate) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{39, 3}
+	return file_chancery_proto_rawDescGZIP(), []int{54, 3}
 }
 
 func (x *GetStatusResponse_Certificate) GetKind() string {
@@ -2860,7 +4037,7 @@ type GetStatusResponse_Key struct {
 
 func (x *GetStatusResponse_Key) Reset() {
 	*x = GetStatusResponse_Key{}
-	mi := &file_chancery_proto_msgTypes[44]
+	mi := &file_chancery_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2872,7 +4049,7 @@ func (x *GetStatusResponse_Key) String() string {
 func (*GetStatusResponse_Key) ProtoMessage() {}
 
 func (x *GetStatusResponse_Key) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[44]
+	mi := &file_chancery_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2885,7 +4062,7 @@ func (x *GetStatusResponse_Key) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusResponse_Key.ProtoReflect.Descriptor instead.
 func (*GetStatusResponse_Key) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{39, 4}
+	return file_chancery_proto_rawDescGZIP(), []int{54, 4}
 }
 
 func (x *GetStatusResponse_Key) GetName() string {
@@ -2945,7 +4122,7 @@ type GetStatusResponse_Outcome struct {
 
 func (x *GetStatusResponse_Outcome) Reset() {
 	*x = GetStatusResponse_Outcome{}
-	mi := &file_chancery_proto_msgTypes[45]
+	mi := &file_chancery_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2957,7 +4134,7 @@ func (x *GetStatusResponse_Outcome) String() string {
 func (*GetStatusResponse_Outcome) ProtoMessage() {}
 
 func (x *GetStatusResponse_Outcome) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[45]
+	mi := &file_chancery_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2970,7 +4147,7 @@ func (x *GetStatusResponse_Outcome) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusResponse_Outcome.ProtoReflect.Descriptor instead.
 func (*GetStatusResponse_Outcome) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{39, 5}
+	return file_chancery_proto_rawDescGZIP(), []int{54, 5}
 }
 
 func (x *GetStatusResponse_Outcome) GetOutcome() string {
@@ -3015,7 +4192,7 @@ type GetStatusResponse_AuditLog struct {
 
 func (x *GetStatusResponse_AuditLog) Reset() {
 	*x = GetStatusResponse_AuditLog{}
-	mi := &file_chancery_proto_msgTypes[46]
+	mi := &file_chancery_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3027,7 +4204,7 @@ func (x *GetStatusResponse_AuditLog) String() string {
 func (*GetStatusResponse_AuditLog) ProtoMessage() {}
 
 func (x *GetStatusResponse_AuditLog) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[46]
+	mi := &file_chancery_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3040,7 +4217,7 @@ func (x *GetStatusResponse_AuditLog) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusResponse_AuditLog.ProtoReflect.Descriptor instead.
 func (*GetStatusResponse_AuditLog) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{39, 6}
+	return file_chancery_proto_rawDescGZIP(), []int{54, 6}
 }
 
 func (x *GetStatusResponse_AuditLog) GetPath() string {
@@ -3090,7 +4267,7 @@ type GetStatusResponse_IssuanceLog struct {
 
 func (x *GetStatusResponse_IssuanceLog) Reset() {
 	*x = GetStatusResponse_IssuanceLog{}
-	mi := &file_chancery_proto_msgTypes[47]
+	mi := &file_chancery_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3102,7 +4279,7 @@ func (x *GetStatusResponse_IssuanceLog) String() string {
 func (*GetStatusResponse_IssuanceLog) ProtoMessage() {}
 
 func (x *GetStatusResponse_IssuanceLog) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[47]
+	mi := &file_chancery_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3115,7 +4292,7 @@ func (x *GetStatusResponse_IssuanceLog) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusResponse_IssuanceLog.ProtoReflect.Descriptor instead.
 func (*GetStatusResponse_IssuanceLog) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{39, 7}
+	return file_chancery_proto_rawDescGZIP(), []int{54, 7}
 }
 
 func (x *GetStatusResponse_IssuanceLog) GetDir() string {
@@ -3191,7 +4368,7 @@ type GetStatusResponse_Crls struct {
 
 func (x *GetStatusResponse_Crls) Reset() {
 	*x = GetStatusResponse_Crls{}
-	mi := &file_chancery_proto_msgTypes[48]
+	mi := &file_chancery_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3203,7 +4380,7 @@ func (x *GetStatusResponse_Crls) String() string {
 func (*GetStatusResponse_Crls) ProtoMessage() {}
 
 func (x *GetStatusResponse_Crls) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[48]
+	mi := &file_chancery_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3216,7 +4393,7 @@ func (x *GetStatusResponse_Crls) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusResponse_Crls.ProtoReflect.Descriptor instead.
 func (*GetStatusResponse_Crls) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{39, 8}
+	return file_chancery_proto_rawDescGZIP(), []int{54, 8}
 }
 
 func (x *GetStatusResponse_Crls) GetOff() []string {
@@ -3302,7 +4479,7 @@ type GetStatusResponse_Cluster struct {
 
 func (x *GetStatusResponse_Cluster) Reset() {
 	*x = GetStatusResponse_Cluster{}
-	mi := &file_chancery_proto_msgTypes[49]
+	mi := &file_chancery_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3314,7 +4491,7 @@ func (x *GetStatusResponse_Cluster) String() string {
 func (*GetStatusResponse_Cluster) ProtoMessage() {}
 
 func (x *GetStatusResponse_Cluster) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[49]
+	mi := &file_chancery_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3327,7 +4504,7 @@ func (x *GetStatusResponse_Cluster) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusResponse_Cluster.ProtoReflect.Descriptor instead.
 func (*GetStatusResponse_Cluster) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{39, 9}
+	return file_chancery_proto_rawDescGZIP(), []int{54, 9}
 }
 
 func (x *GetStatusResponse_Cluster) GetName() string {
@@ -3355,22 +4532,52 @@ var File_chancery_proto protoreflect.FileDescriptor
 
 const file_chancery_proto_rawDesc = "" +
 	"\n" +
-	"\x0echancery.proto\x12\vchancery.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xe1\x01\n" +
+	"\x0echancery.proto\x12\vchancery.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x12\n" +
+	"\x10GetBundleRequest\"V\n" +
+	"\fSignedBundle\x12\x16\n" +
+	"\x06bundle\x18\x01 \x01(\fR\x06bundle\x12\x1c\n" +
+	"\tsignature\x18\x02 \x01(\fR\tsignature\x12\x10\n" +
+	"\x03key\x18\x03 \x01(\fR\x03key\"\xfb\x01\n" +
+	"\x0eConsumersState\x12\x14\n" +
+	"\x05agent\x18\x01 \x01(\fR\x05agent\x12\x1e\n" +
+	"\n" +
+	"generation\x18\x02 \x01(\x04R\n" +
+	"generation\x120\n" +
+	"\x05until\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\x05until\x12+\n" +
+	"\x04held\x18\x04 \x03(\v2\x17.chancery.v1.HeldIssuerR\x04held\x12\x1c\n" +
+	"\tconsumers\x18\x05 \x01(\rR\tconsumers\x126\n" +
+	"\alagging\x18\x06 \x03(\v2\x1c.chancery.v1.LaggingConsumerR\alagging\"t\n" +
+	"\n" +
+	"HeldIssuer\x12\x16\n" +
+	"\x06issuer\x18\x01 \x01(\fR\x06issuer\x120\n" +
+	"\x05until\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x05until\x12\x1c\n" +
+	"\tconsumers\x18\x03 \x01(\rR\tconsumers\"W\n" +
+	"\x0fLaggingConsumer\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1e\n" +
+	"\n" +
+	"generation\x18\x02 \x01(\x04R\n" +
+	"generation\x12\x10\n" +
+	"\x03why\x18\x03 \x01(\tR\x03why\"V\n" +
+	"\aReissue\x12\x18\n" +
+	"\aissuers\x18\x01 \x03(\fR\aissuers\x121\n" +
+	"\x06within\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x06within\"\x9c\x02\n" +
 	"\vSyncRequest\x12\"\n" +
 	"\facknowledged\x18\x01 \x01(\x04R\facknowledged\x12\x18\n" +
 	"\arefused\x18\x02 \x01(\tR\arefused\x12/\n" +
 	"\x06served\x18\x03 \x03(\v2\x17.chancery.v1.ServedSvidR\x06served\x12#\n" +
 	"\rnot_enforcing\x18\x04 \x03(\tR\fnotEnforcing\x12>\n" +
-	"\rdocument_mark\x18\x05 \x01(\v2\x19.chancery.v1.DocumentMarkR\fdocumentMark\":\n" +
+	"\rdocument_mark\x18\x05 \x01(\v2\x19.chancery.v1.DocumentMarkR\fdocumentMark\x129\n" +
+	"\tconsumers\x18\x06 \x01(\v2\x1b.chancery.v1.ConsumersStateR\tconsumers\"T\n" +
 	"\fDocumentMark\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\x04R\aversion\x12\x10\n" +
-	"\x03mac\x18\x02 \x01(\fR\x03mac\"\xa5\x01\n" +
+	"\x03mac\x18\x02 \x01(\fR\x03mac\x12\x18\n" +
+	"\atainted\x18\x03 \x01(\x04R\atainted\"\xa5\x01\n" +
 	"\n" +
 	"ServedSvid\x12\x1b\n" +
 	"\tspiffe_id\x18\x01 \x01(\tR\bspiffeId\x12\x16\n" +
 	"\x06serial\x18\x02 \x01(\fR\x06serial\x12)\n" +
 	"\x10certificate_hash\x18\x03 \x01(\fR\x0fcertificateHash\x127\n" +
-	"\tnot_after\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\bnotAfter\"\xe3\x01\n" +
+	"\tnot_after\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\bnotAfter\"\xd3\x02\n" +
 	"\n" +
 	"SyncUpdate\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\x04R\aversion\x12+\n" +
@@ -3378,17 +4585,21 @@ const file_chancery_proto_rawDesc = "" +
 	"\x04crls\x18\x03 \x03(\fR\x04crls\x12 \n" +
 	"\vcheckpoints\x18\x04 \x03(\tR\vcheckpoints\x12\x18\n" +
 	"\aissuers\x18\x05 \x03(\fR\aissuers\x12>\n" +
-	"\rdocument_mark\x18\x06 \x01(\v2\x19.chancery.v1.DocumentMarkR\fdocumentMark\"K\n" +
+	"\rdocument_mark\x18\x06 \x01(\v2\x19.chancery.v1.DocumentMarkR\fdocumentMark\x12>\n" +
+	"\rsigned_bundle\x18\a \x01(\v2\x19.chancery.v1.SignedBundleR\fsignedBundle\x12.\n" +
+	"\areissue\x18\b \x01(\v2\x14.chancery.v1.ReissueR\areissue\"a\n" +
 	"\fIssueRequest\x12;\n" +
-	"\brequests\x18\x01 \x03(\v2\x1f.chancery.v1.CertificateRequestR\brequests\"z\n" +
+	"\brequests\x18\x01 \x03(\v2\x1f.chancery.v1.CertificateRequestR\brequests\x12\x14\n" +
+	"\x05agent\x18\x02 \x01(\fR\x05agent\"z\n" +
 	"\x12CertificateRequest\x12\x10\n" +
 	"\x03csr\x18\x01 \x01(\fR\x03csr\x12\x1b\n" +
 	"\tspiffe_id\x18\x02 \x01(\tR\bspiffeId\x125\n" +
-	"\blifetime\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\blifetime\"\x8d\x01\n" +
+	"\blifetime\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\blifetime\"\xcd\x01\n" +
 	"\rIssueResponse\x12-\n" +
 	"\aresults\x18\x01 \x03(\v2\x13.chancery.v1.ResultR\aresults\x12+\n" +
 	"\x06bundle\x18\x02 \x01(\v2\x13.chancery.v1.BundleR\x06bundle\x12 \n" +
-	"\vcheckpoints\x18\x03 \x03(\tR\vcheckpoints\"\x83\x01\n" +
+	"\vcheckpoints\x18\x03 \x03(\tR\vcheckpoints\x12>\n" +
+	"\rsigned_bundle\x18\x04 \x01(\v2\x19.chancery.v1.SignedBundleR\fsignedBundle\"\x83\x01\n" +
 	"\x06Result\x12<\n" +
 	"\vcertificate\x18\x01 \x01(\v2\x18.chancery.v1.CertificateH\x00R\vcertificate\x120\n" +
 	"\arefusal\x18\x02 \x01(\v2\x14.chancery.v1.RefusalH\x00R\arefusalB\t\n" +
@@ -3408,7 +4619,72 @@ const file_chancery_proto_rawDesc = "" +
 	"\n" +
 	"generation\x18\x02 \x01(\x04R\n" +
 	"generation\x12\x14\n" +
-	"\x05roots\x18\x03 \x03(\fR\x05roots\"\x15\n" +
+	"\x05roots\x18\x03 \x03(\fR\x05roots\"B\n" +
+	"\x14StartRotationRequest\x12\x12\n" +
+	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x16\n" +
+	"\x06reason\x18\x02 \x01(\tR\x06reason\"\x9d\x01\n" +
+	"\x14PlanRotationResponse\x121\n" +
+	"\x06phases\x18\x01 \x03(\v2\x19.chancery.v1.PlannedPhaseR\x06phases\x12\x14\n" +
+	"\x05notes\x18\x02 \x03(\tR\x05notes\x12\x1b\n" +
+	"\tfrom_root\x18\x03 \x01(\tR\bfromRoot\x12\x1f\n" +
+	"\vfrom_issuer\x18\x04 \x01(\tR\n" +
+	"fromIssuer\"\xb5\x01\n" +
+	"\fPlannedPhase\x12\x14\n" +
+	"\x05phase\x18\x01 \x01(\tR\x05phase\x12\x12\n" +
+	"\x04does\x18\x02 \x01(\tR\x04does\x12\x1b\n" +
+	"\twaits_for\x18\x03 \x03(\tR\bwaitsFor\x12/\n" +
+	"\x05least\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\x05least\x12-\n" +
+	"\x04most\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\x04most\"\x14\n" +
+	"\x12GetRotationRequest\"y\n" +
+	"\x15ChangeRotationRequest\x12\x16\n" +
+	"\x06change\x18\x01 \x01(\tR\x06change\x12\x12\n" +
+	"\x04gate\x18\x02 \x01(\tR\x04gate\x12\x18\n" +
+	"\abecause\x18\x03 \x01(\tR\abecause\x12\x1a\n" +
+	"\brotation\x18\x04 \x01(\tR\brotation\"\xdb\x01\n" +
+	"\x0eRotationStatus\x121\n" +
+	"\brotation\x18\x01 \x01(\v2\x15.chancery.v1.RotationR\brotation\x12)\n" +
+	"\x04past\x18\x02 \x03(\v2\x15.chancery.v1.RotationR\x04past\x12.\n" +
+	"\x04time\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x18\n" +
+	"\aversion\x18\x04 \x01(\x04R\aversion\x12!\n" +
+	"\ftrust_domain\x18\x05 \x01(\tR\vtrustDomain\"\xff\x04\n" +
+	"\bRotation\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
+	"\x04kind\x18\x02 \x01(\tR\x04kind\x12\x16\n" +
+	"\x06reason\x18\x03 \x01(\tR\x06reason\x12\x14\n" +
+	"\x05actor\x18\x04 \x01(\tR\x05actor\x12\x1b\n" +
+	"\tfrom_root\x18\x05 \x01(\tR\bfromRoot\x12\x1f\n" +
+	"\vfrom_issuer\x18\x06 \x01(\tR\n" +
+	"fromIssuer\x12\x17\n" +
+	"\ato_root\x18\a \x01(\tR\x06toRoot\x12\x1b\n" +
+	"\tto_issuer\x18\b \x01(\tR\btoIssuer\x124\n" +
+	"\astarted\x18\t \x01(\v2\x1a.google.protobuf.TimestampR\astarted\x12\x14\n" +
+	"\x05phase\x18\n" +
+	" \x01(\tR\x05phase\x120\n" +
+	"\x05since\x18\v \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x122\n" +
+	"\x06paused\x18\f \x01(\v2\x1a.google.protobuf.TimestampR\x06paused\x12\x1b\n" +
+	"\tpaused_by\x18\r \x01(\tR\bpausedBy\x12\x12\n" +
+	"\x04back\x18\x0e \x01(\bR\x04back\x120\n" +
+	"\x05ended\x18\x0f \x01(\v2\x1a.google.protobuf.TimestampR\x05ended\x12\x18\n" +
+	"\aoutcome\x18\x10 \x01(\tR\aoutcome\x12'\n" +
+	"\x05gates\x18\x11 \x03(\v2\x11.chancery.v1.GateR\x05gates\x12;\n" +
+	"\toverrides\x18\x12 \x03(\v2\x1d.chancery.v1.RotationOverrideR\toverrides\x12\x18\n" +
+	"\atrouble\x18\x13 \x01(\tR\atrouble\"\xc6\x01\n" +
+	"\x04Gate\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
+	"\x06passed\x18\x02 \x01(\bR\x06passed\x12\x1e\n" +
+	"\n" +
+	"overridden\x18\x03 \x01(\bR\n" +
+	"overridden\x12\x12\n" +
+	"\x04have\x18\x04 \x01(\x04R\x04have\x12\x12\n" +
+	"\x04want\x18\x05 \x01(\x04R\x04want\x12\x18\n" +
+	"\awaiting\x18\x06 \x03(\tR\awaiting\x120\n" +
+	"\x05until\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\x05until\"\x9c\x01\n" +
+	"\x10RotationOverride\x12\x12\n" +
+	"\x04gate\x18\x01 \x01(\tR\x04gate\x12\x14\n" +
+	"\x05phase\x18\x02 \x01(\tR\x05phase\x12\x18\n" +
+	"\abecause\x18\x03 \x01(\tR\abecause\x12\x14\n" +
+	"\x05actor\x18\x04 \x01(\tR\x05actor\x12.\n" +
+	"\x04time\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\"\x15\n" +
 	"\x13ListReplicasRequest\"b\n" +
 	"\x14ListReplicasResponse\x120\n" +
 	"\breplicas\x18\x01 \x03(\v2\x14.chancery.v1.ReplicaR\breplicas\x12\x18\n" +
@@ -3599,10 +4875,11 @@ const file_chancery_proto_rawDesc = "" +
 	"\aCluster\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1b\n" +
 	"\tnot_ready\x18\x02 \x01(\tR\bnotReady\x12\x1b\n" +
-	"\twas_ready\x18\x03 \x01(\bR\bwasReady2\x89\x01\n" +
+	"\twas_ready\x18\x03 \x01(\bR\bwasReady2\xd0\x01\n" +
 	"\bIssuance\x12>\n" +
 	"\x05Issue\x12\x19.chancery.v1.IssueRequest\x1a\x1a.chancery.v1.IssueResponse\x12=\n" +
-	"\x04Sync\x12\x18.chancery.v1.SyncRequest\x1a\x17.chancery.v1.SyncUpdate(\x010\x012\x90\a\n" +
+	"\x04Sync\x12\x18.chancery.v1.SyncRequest\x1a\x17.chancery.v1.SyncUpdate(\x010\x01\x12E\n" +
+	"\tGetBundle\x12\x1d.chancery.v1.GetBundleRequest\x1a\x19.chancery.v1.SignedBundle2\xd7\t\n" +
 	"\x05Admin\x12Y\n" +
 	"\x0eGetAuthorities\x12\".chancery.v1.GetAuthoritiesRequest\x1a#.chancery.v1.GetAuthoritiesResponse\x12V\n" +
 	"\rRequestIssuer\x12!.chancery.v1.RequestIssuerRequest\x1a\".chancery.v1.RequestIssuerResponse\x12S\n" +
@@ -3615,7 +4892,11 @@ const file_chancery_proto_rawDesc = "" +
 	"\tGetStatus\x12\x1d.chancery.v1.GetStatusRequest\x1a\x1e.chancery.v1.GetStatusResponse\x12S\n" +
 	"\fListReplicas\x12 .chancery.v1.ListReplicasRequest\x1a!.chancery.v1.ListReplicasResponse\x12V\n" +
 	"\rForgetReplica\x12!.chancery.v1.ForgetReplicaRequest\x1a\".chancery.v1.ForgetReplicaResponse\x12P\n" +
-	"\vExportState\x12\x1f.chancery.v1.ExportStateRequest\x1a .chancery.v1.ExportStateResponseB5Z3github.com/chancery-project/chancery/api/chanceryv1b\x06proto3"
+	"\vExportState\x12\x1f.chancery.v1.ExportStateRequest\x1a .chancery.v1.ExportStateResponse\x12T\n" +
+	"\fPlanRotation\x12!.chancery.v1.StartRotationRequest\x1a!.chancery.v1.PlanRotationResponse\x12O\n" +
+	"\rStartRotation\x12!.chancery.v1.StartRotationRequest\x1a\x1b.chancery.v1.RotationStatus\x12K\n" +
+	"\vGetRotation\x12\x1f.chancery.v1.GetRotationRequest\x1a\x1b.chancery.v1.RotationStatus\x12Q\n" +
+	"\x0eChangeRotation\x12\".chancery.v1.ChangeRotationRequest\x1a\x1b.chancery.v1.RotationStatusB5Z3github.com/chancery-project/chancery/api/chanceryv1b\x06proto3"
 
 var (
 	file_chancery_proto_rawDescOnce sync.Once
@@ -3629,148 +4910,196 @@ func file_chancery_proto_rawDescGZIP() []byte {
 	return file_chancery_proto_rawDescData
 }
 
-var file_chancery_proto_msgTypes = make([]protoimpl.MessageInfo, 50)
+var file_chancery_proto_msgTypes = make([]protoimpl.MessageInfo, 65)
 var file_chancery_proto_goTypes = []any{
-	(*SyncRequest)(nil),                   // 0: chancery.v1.SyncRequest
-	(*DocumentMark)(nil),                  // 1: chancery.v1.DocumentMark
-	(*ServedSvid)(nil),                    // 2: chancery.v1.ServedSvid
-	(*SyncUpdate)(nil),                    // 3: chancery.v1.SyncUpdate
-	(*IssueRequest)(nil),                  // 4: chancery.v1.IssueRequest
-	(*CertificateRequest)(nil),            // 5: chancery.v1.CertificateRequest
-	(*IssueResponse)(nil),                 // 6: chancery.v1.IssueResponse
-	(*Result)(nil),                        // 7: chancery.v1.Result
-	(*Refusal)(nil),                       // 8: chancery.v1.Refusal
-	(*Certificate)(nil),                   // 9: chancery.v1.Certificate
-	(*Bundle)(nil),                        // 10: chancery.v1.Bundle
-	(*ListReplicasRequest)(nil),           // 11: chancery.v1.ListReplicasRequest
-	(*ListReplicasResponse)(nil),          // 12: chancery.v1.ListReplicasResponse
-	(*Replica)(nil),                       // 13: chancery.v1.Replica
-	(*ForgetReplicaRequest)(nil),          // 14: chancery.v1.ForgetReplicaRequest
-	(*ForgetReplicaResponse)(nil),         // 15: chancery.v1.ForgetReplicaResponse
-	(*ExportStateRequest)(nil),            // 16: chancery.v1.ExportStateRequest
-	(*ExportStateResponse)(nil),           // 17: chancery.v1.ExportStateResponse
-	(*Predicate)(nil),                     // 18: chancery.v1.Predicate
-	(*RevokeRequest)(nil),                 // 19: chancery.v1.RevokeRequest
-	(*RevokeResponse)(nil),                // 20: chancery.v1.RevokeResponse
-	(*RevokedCertificate)(nil),            // 21: chancery.v1.RevokedCertificate
-	(*RestoreRequest)(nil),                // 22: chancery.v1.RestoreRequest
-	(*RestoreResponse)(nil),               // 23: chancery.v1.RestoreResponse
-	(*ListRevocationsRequest)(nil),        // 24: chancery.v1.ListRevocationsRequest
-	(*ListRevocationsResponse)(nil),       // 25: chancery.v1.ListRevocationsResponse
-	(*Revocation)(nil),                    // 26: chancery.v1.Revocation
-	(*ListServedRequest)(nil),             // 27: chancery.v1.ListServedRequest
-	(*ListServedResponse)(nil),            // 28: chancery.v1.ListServedResponse
-	(*ServedByAgent)(nil),                 // 29: chancery.v1.ServedByAgent
-	(*RequestIssuerRequest)(nil),          // 30: chancery.v1.RequestIssuerRequest
-	(*RequestIssuerResponse)(nil),         // 31: chancery.v1.RequestIssuerResponse
-	(*ImportIssuerRequest)(nil),           // 32: chancery.v1.ImportIssuerRequest
-	(*ImportIssuerResponse)(nil),          // 33: chancery.v1.ImportIssuerResponse
-	(*GetAuthoritiesRequest)(nil),         // 34: chancery.v1.GetAuthoritiesRequest
-	(*GetAuthoritiesResponse)(nil),        // 35: chancery.v1.GetAuthoritiesResponse
-	(*DomainAuthorities)(nil),             // 36: chancery.v1.DomainAuthorities
-	(*Authority)(nil),                     // 37: chancery.v1.Authority
-	(*GetStatusRequest)(nil),              // 38: chancery.v1.GetStatusRequest
-	(*GetStatusResponse)(nil),             // 39: chancery.v1.GetStatusResponse
-	(*GetStatusResponse_Document)(nil),    // 40: chancery.v1.GetStatusResponse.Document
-	(*GetStatusResponse_Log)(nil),         // 41: chancery.v1.GetStatusResponse.Log
-	(*GetStatusResponse_Store)(nil),       // 42: chancery.v1.GetStatusResponse.Store
-	(*GetStatusResponse_Certificate)(nil), // 43: chancery.v1.GetStatusResponse.Certificate
-	(*GetStatusResponse_Key)(nil),         // 44: chancery.v1.GetStatusResponse.Key
-	(*GetStatusResponse_Outcome)(nil),     // 45: chancery.v1.GetStatusResponse.Outcome
-	(*GetStatusResponse_AuditLog)(nil),    // 46: chancery.v1.GetStatusResponse.AuditLog
-	(*GetStatusResponse_IssuanceLog)(nil), // 47: chancery.v1.GetStatusResponse.IssuanceLog
-	(*GetStatusResponse_Crls)(nil),        // 48: chancery.v1.GetStatusResponse.Crls
-	(*GetStatusResponse_Cluster)(nil),     // 49: chancery.v1.GetStatusResponse.Cluster
-	(*timestamppb.Timestamp)(nil),         // 50: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),           // 51: google.protobuf.Duration
+	(*GetBundleRequest)(nil),              // 0: chancery.v1.GetBundleRequest
+	(*SignedBundle)(nil),                  // 1: chancery.v1.SignedBundle
+	(*ConsumersState)(nil),                // 2: chancery.v1.ConsumersState
+	(*HeldIssuer)(nil),                    // 3: chancery.v1.HeldIssuer
+	(*LaggingConsumer)(nil),               // 4: chancery.v1.LaggingConsumer
+	(*Reissue)(nil),                       // 5: chancery.v1.Reissue
+	(*SyncRequest)(nil),                   // 6: chancery.v1.SyncRequest
+	(*DocumentMark)(nil),                  // 7: chancery.v1.DocumentMark
+	(*ServedSvid)(nil),                    // 8: chancery.v1.ServedSvid
+	(*SyncUpdate)(nil),                    // 9: chancery.v1.SyncUpdate
+	(*IssueRequest)(nil),                  // 10: chancery.v1.IssueRequest
+	(*CertificateRequest)(nil),            // 11: chancery.v1.CertificateRequest
+	(*IssueResponse)(nil),                 // 12: chancery.v1.IssueResponse
+	(*Result)(nil),                        // 13: chancery.v1.Result
+	(*Refusal)(nil),                       // 14: chancery.v1.Refusal
+	(*Certificate)(nil),                   // 15: chancery.v1.Certificate
+	(*Bundle)(nil),                        // 16: chancery.v1.Bundle
+	(*StartRotationRequest)(nil),          // 17: chancery.v1.StartRotationRequest
+	(*PlanRotationResponse)(nil),          // 18: chancery.v1.PlanRotationResponse
+	(*PlannedPhase)(nil),                  // 19: chancery.v1.PlannedPhase
+	(*GetRotationRequest)(nil),            // 20: chancery.v1.GetRotationRequest
+	(*ChangeRotationRequest)(nil),         // 21: chancery.v1.ChangeRotationRequest
+	(*RotationStatus)(nil),                // 22: chancery.v1.RotationStatus
+	(*Rotation)(nil),                      // 23: chancery.v1.Rotation
+	(*Gate)(nil),                          // 24: chancery.v1.Gate
+	(*RotationOverride)(nil),              // 25: chancery.v1.RotationOverride
+	(*ListReplicasRequest)(nil),           // 26: chancery.v1.ListReplicasRequest
+	(*ListReplicasResponse)(nil),          // 27: chancery.v1.ListReplicasResponse
+	(*Replica)(nil),                       // 28: chancery.v1.Replica
+	(*ForgetReplicaRequest)(nil),          // 29: chancery.v1.ForgetReplicaRequest
+	(*ForgetReplicaResponse)(nil),         // 30: chancery.v1.ForgetReplicaResponse
+	(*ExportStateRequest)(nil),            // 31: chancery.v1.ExportStateRequest
+	(*ExportStateResponse)(nil),           // 32: chancery.v1.ExportStateResponse
+	(*Predicate)(nil),                     // 33: chancery.v1.Predicate
+	(*RevokeRequest)(nil),                 // 34: chancery.v1.RevokeRequest
+	(*RevokeResponse)(nil),                // 35: chancery.v1.RevokeResponse
+	(*RevokedCertificate)(nil),            // 36: chancery.v1.RevokedCertificate
+	(*RestoreRequest)(nil),                // 37: chancery.v1.RestoreRequest
+	(*RestoreResponse)(nil),               // 38: chancery.v1.RestoreResponse
+	(*ListRevocationsRequest)(nil),        // 39: chancery.v1.ListRevocationsRequest
+	(*ListRevocationsResponse)(nil),       // 40: chancery.v1.ListRevocationsResponse
+	(*Revocation)(nil),                    // 41: chancery.v1.Revocation
+	(*ListServedRequest)(nil),             // 42: chancery.v1.ListServedRequest
+	(*ListServedResponse)(nil),            // 43: chancery.v1.ListServedResponse
+	(*ServedByAgent)(nil),                 // 44: chancery.v1.ServedByAgent
+	(*RequestIssuerRequest)(nil),          // 45: chancery.v1.RequestIssuerRequest
+	(*RequestIssuerResponse)(nil),         // 46: chancery.v1.RequestIssuerResponse
+	(*ImportIssuerRequest)(nil),           // 47: chancery.v1.ImportIssuerRequest
+	(*ImportIssuerResponse)(nil),          // 48: chancery.v1.ImportIssuerResponse
+	(*GetAuthoritiesRequest)(nil),         // 49: chancery.v1.GetAuthoritiesRequest
+	(*GetAuthoritiesResponse)(nil),        // 50: chancery.v1.GetAuthoritiesResponse
+	(*DomainAuthorities)(nil),             // 51: chancery.v1.DomainAuthorities
+	(*Authority)(nil),                     // 52: chancery.v1.Authority
+	(*GetStatusRequest)(nil),              // 53: chancery.v1.GetStatusRequest
+	(*GetStatusResponse)(nil),             // 54: chancery.v1.GetStatusResponse
+	(*GetStatusResponse_Document)(nil),    // 55: chancery.v1.GetStatusResponse.Document
+	(*GetStatusResponse_Log)(nil),         // 56: chancery.v1.GetStatusResponse.Log
+	(*GetStatusResponse_Store)(nil),       // 57: chancery.v1.GetStatusResponse.Store
+	(*GetStatusResponse_Certificate)(nil), // 58: chancery.v1.GetStatusResponse.Certificate
+	(*GetStatusResponse_Key)(nil),         // 59: chancery.v1.GetStatusResponse.Key
+	(*GetStatusResponse_Outcome)(nil),     // 60: chancery.v1.GetStatusResponse.Outcome
+	(*GetStatusResponse_AuditLog)(nil),    // 61: chancery.v1.GetStatusResponse.AuditLog
+	(*GetStatusResponse_IssuanceLog)(nil), // 62: chancery.v1.GetStatusResponse.IssuanceLog
+	(*GetStatusResponse_Crls)(nil),        // 63: chancery.v1.GetStatusResponse.Crls
+	(*GetStatusResponse_Cluster)(nil),     // 64: chancery.v1.GetStatusResponse.Cluster
+	(*timestamppb.Timestamp)(nil),         // 65: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),           // 66: google.protobuf.Duration
 }
 var file_chancery_proto_depIdxs = []int32{
-	2,  // 0: chancery.v1.SyncRequest.served:type_name -> chancery.v1.ServedSvid
-	1,  // 1: chancery.v1.SyncRequest.document_mark:type_name -> chancery.v1.DocumentMark
-	50, // 2: chancery.v1.ServedSvid.not_after:type_name -> google.protobuf.Timestamp
-	10, // 3: chancery.v1.SyncUpdate.bundle:type_name -> chancery.v1.Bundle
-	1,  // 4: chancery.v1.SyncUpdate.document_mark:type_name -> chancery.v1.DocumentMark
-	5,  // 5: chancery.v1.IssueRequest.requests:type_name -> chancery.v1.CertificateRequest
-	51, // 6: chancery.v1.CertificateRequest.lifetime:type_name -> google.protobuf.Duration
-	7,  // 7: chancery.v1.IssueResponse.results:type_name -> chancery.v1.Result
-	10, // 8: chancery.v1.IssueResponse.bundle:type_name -> chancery.v1.Bundle
-	9,  // 9: chancery.v1.Result.certificate:type_name -> chancery.v1.Certificate
-	8,  // 10: chancery.v1.Result.refusal:type_name -> chancery.v1.Refusal
-	51, // 11: chancery.v1.Refusal.retry_after:type_name -> google.protobuf.Duration
-	50, // 12: chancery.v1.Certificate.not_after:type_name -> google.protobuf.Timestamp
-	13, // 13: chancery.v1.ListReplicasResponse.replicas:type_name -> chancery.v1.Replica
-	50, // 14: chancery.v1.Replica.seen:type_name -> google.protobuf.Timestamp
-	50, // 15: chancery.v1.Replica.declared_dead:type_name -> google.protobuf.Timestamp
-	50, // 16: chancery.v1.Predicate.issued_before:type_name -> google.protobuf.Timestamp
-	18, // 17: chancery.v1.RevokeRequest.predicate:type_name -> chancery.v1.Predicate
-	51, // 18: chancery.v1.RevokeRequest.wait:type_name -> google.protobuf.Duration
-	21, // 19: chancery.v1.RevokeResponse.certificates:type_name -> chancery.v1.RevokedCertificate
-	50, // 20: chancery.v1.RevokedCertificate.not_after:type_name -> google.protobuf.Timestamp
-	26, // 21: chancery.v1.ListRevocationsResponse.revocations:type_name -> chancery.v1.Revocation
-	18, // 22: chancery.v1.Revocation.predicate:type_name -> chancery.v1.Predicate
-	50, // 23: chancery.v1.Revocation.time:type_name -> google.protobuf.Timestamp
-	50, // 24: chancery.v1.Revocation.restored:type_name -> google.protobuf.Timestamp
-	29, // 25: chancery.v1.ListServedResponse.agents:type_name -> chancery.v1.ServedByAgent
-	2,  // 26: chancery.v1.ServedByAgent.served:type_name -> chancery.v1.ServedSvid
-	36, // 27: chancery.v1.GetAuthoritiesResponse.domains:type_name -> chancery.v1.DomainAuthorities
-	37, // 28: chancery.v1.DomainAuthorities.authorities:type_name -> chancery.v1.Authority
-	50, // 29: chancery.v1.GetStatusResponse.time:type_name -> google.protobuf.Timestamp
-	50, // 30: chancery.v1.GetStatusResponse.started:type_name -> google.protobuf.Timestamp
-	40, // 31: chancery.v1.GetStatusResponse.document:type_name -> chancery.v1.GetStatusResponse.Document
-	43, // 32: chancery.v1.GetStatusResponse.certificates:type_name -> chancery.v1.GetStatusResponse.Certificate
-	51, // 33: chancery.v1.GetStatusResponse.max_ttl:type_name -> google.protobuf.Duration
-	44, // 34: chancery.v1.GetStatusResponse.keys:type_name -> chancery.v1.GetStatusResponse.Key
-	45, // 35: chancery.v1.GetStatusResponse.outcomes:type_name -> chancery.v1.GetStatusResponse.Outcome
-	46, // 36: chancery.v1.GetStatusResponse.audit_log:type_name -> chancery.v1.GetStatusResponse.AuditLog
-	47, // 37: chancery.v1.GetStatusResponse.issuance_log:type_name -> chancery.v1.GetStatusResponse.IssuanceLog
-	49, // 38: chancery.v1.GetStatusResponse.clusters:type_name -> chancery.v1.GetStatusResponse.Cluster
-	48, // 39: chancery.v1.GetStatusResponse.crls:type_name -> chancery.v1.GetStatusResponse.Crls
-	42, // 40: chancery.v1.GetStatusResponse.store:type_name -> chancery.v1.GetStatusResponse.Store
-	41, // 41: chancery.v1.GetStatusResponse.Document.logs:type_name -> chancery.v1.GetStatusResponse.Log
-	50, // 42: chancery.v1.GetStatusResponse.Document.requested:type_name -> google.protobuf.Timestamp
-	50, // 43: chancery.v1.GetStatusResponse.Store.confirmed:type_name -> google.protobuf.Timestamp
-	13, // 44: chancery.v1.GetStatusResponse.Store.replicas:type_name -> chancery.v1.Replica
-	50, // 45: chancery.v1.GetStatusResponse.Store.imported:type_name -> google.protobuf.Timestamp
-	50, // 46: chancery.v1.GetStatusResponse.Store.changed:type_name -> google.protobuf.Timestamp
-	50, // 47: chancery.v1.GetStatusResponse.Key.checked:type_name -> google.protobuf.Timestamp
-	51, // 48: chancery.v1.GetStatusResponse.Key.took:type_name -> google.protobuf.Duration
-	50, // 49: chancery.v1.GetStatusResponse.Key.waiting:type_name -> google.protobuf.Timestamp
-	50, // 50: chancery.v1.GetStatusResponse.IssuanceLog.checkpoint:type_name -> google.protobuf.Timestamp
-	50, // 51: chancery.v1.GetStatusResponse.IssuanceLog.sequenced:type_name -> google.protobuf.Timestamp
-	50, // 52: chancery.v1.GetStatusResponse.Crls.failing:type_name -> google.protobuf.Timestamp
-	50, // 53: chancery.v1.GetStatusResponse.Crls.ends:type_name -> google.protobuf.Timestamp
-	50, // 54: chancery.v1.GetStatusResponse.Crls.published:type_name -> google.protobuf.Timestamp
-	4,  // 55: chancery.v1.Issuance.Issue:input_type -> chancery.v1.IssueRequest
-	0,  // 56: chancery.v1.Issuance.Sync:input_type -> chancery.v1.SyncRequest
-	34, // 57: chancery.v1.Admin.GetAuthorities:input_type -> chancery.v1.GetAuthoritiesRequest
-	30, // 58: chancery.v1.Admin.RequestIssuer:input_type -> chancery.v1.RequestIssuerRequest
-	32, // 59: chancery.v1.Admin.ImportIssuer:input_type -> chancery.v1.ImportIssuerRequest
-	19, // 60: chancery.v1.Admin.Revoke:input_type -> chancery.v1.RevokeRequest
-	22, // 61: chancery.v1.Admin.Restore:input_type -> chancery.v1.RestoreRequest
-	24, // 62: chancery.v1.Admin.ListRevocations:input_type -> chancery.v1.ListRevocationsRequest
-	27, // 63: chancery.v1.Admin.ListServed:input_type -> chancery.v1.ListServedRequest
-	38, // 64: chancery.v1.Admin.GetStatus:input_type -> chancery.v1.GetStatusRequest
-	11, // 65: chancery.v1.Admin.ListReplicas:input_type -> chancery.v1.ListReplicasRequest
-	14, // 66: chancery.v1.Admin.ForgetReplica:input_type -> chancery.v1.ForgetReplicaRequest
-	16, // 67: chancery.v1.Admin.ExportState:input_type -> chancery.v1.ExportStateRequest
-	6,  // 68: chancery.v1.Issuance.Issue:output_type -> chancery.v1.IssueResponse
-	3,  // 69: chancery.v1.Issuance.Sync:output_type -> chancery.v1.SyncUpdate
-	35, // 70: chancery.v1.Admin.GetAuthorities:output_type -> chancery.v1.GetAuthoritiesResponse
-	31, // 71: chancery.v1.Admin.RequestIssuer:output_type -> chancery.v1.RequestIssuerResponse
-	33, // 72: chancery.v1.Admin.ImportIssuer:output_type -> chancery.v1.ImportIssuerResponse
-	20, // 73: chancery.v1.Admin.Revoke:output_type -> chancery.v1.RevokeResponse
-	23, // 74: chancery.v1.Admin.Restore:output_type -> chancery.v1.RestoreResponse
-	25, // 75: chancery.v1.Admin.ListRevocations:output_type -> chancery.v1.ListRevocationsResponse
-	28, // 76: chancery.v1.Admin.ListServed:output_type -> chancery.v1.ListServedResponse
-	39, // 77: chancery.v1.Admin.GetStatus:output_type -> chancery.v1.GetStatusResponse
-	12, // 78: chancery.v1.Admin.ListReplicas:output_type -> chancery.v1.ListReplicasResponse
-	15, // 79: chancery.v1.Admin.ForgetReplica:output_type -> chancery.v1.ForgetReplicaResponse
-	17, // 80: chancery.v1.Admin.ExportState:output_type -> chancery.v1.ExportStateResponse
-	68, // [68:81] is the sub-list for method output_type
-	55, // [55:68] is the sub-list for method input_type
-	55, // [55:55] is the sub-list for extension type_name
-	55, // [55:55] is the sub-list for extension extendee
-	0,  // [0:55] is the sub-list for field type_name
+	65, // 0: chancery.v1.ConsumersState.until:type_name -> google.protobuf.Timestamp
+	3,  // 1: chancery.v1.ConsumersState.held:type_name -> chancery.v1.HeldIssuer
+	4,  // 2: chancery.v1.ConsumersState.lagging:type_name -> chancery.v1.LaggingConsumer
+	65, // 3: chancery.v1.HeldIssuer.until:type_name -> google.protobuf.Timestamp
+	66, // 4: chancery.v1.Reissue.within:type_name -> google.protobuf.Duration
+	8,  // 5: chancery.v1.SyncRequest.served:type_name -> chancery.v1.ServedSvid
+	7,  // 6: chancery.v1.SyncRequest.document_mark:type_name -> chancery.v1.DocumentMark
+	2,  // 7: chancery.v1.SyncRequest.consumers:type_name -> chancery.v1.ConsumersState
+	65, // 8: chancery.v1.ServedSvid.not_after:type_name -> google.protobuf.Timestamp
+	16, // 9: chancery.v1.SyncUpdate.bundle:type_name -> chancery.v1.Bundle
+	7,  // 10: chancery.v1.SyncUpdate.document_mark:type_name -> chancery.v1.DocumentMark
+	1,  // 11: chancery.v1.SyncUpdate.signed_bundle:type_name -> chancery.v1.SignedBundle
+	5,  // 12: chancery.v1.SyncUpdate.reissue:type_name -> chancery.v1.Reissue
+	11, // 13: chancery.v1.IssueRequest.requests:type_name -> chancery.v1.CertificateRequest
+	66, // 14: chancery.v1.CertificateRequest.lifetime:type_name -> google.protobuf.Duration
+	13, // 15: chancery.v1.IssueResponse.results:type_name -> chancery.v1.Result
+	16, // 16: chancery.v1.IssueResponse.bundle:type_name -> chancery.v1.Bundle
+	1,  // 17: chancery.v1.IssueResponse.signed_bundle:type_name -> chancery.v1.SignedBundle
+	15, // 18: chancery.v1.Result.certificate:type_name -> chancery.v1.Certificate
+	14, // 19: chancery.v1.Result.refusal:type_name -> chancery.v1.Refusal
+	66, // 20: chancery.v1.Refusal.retry_after:type_name -> google.protobuf.Duration
+	65, // 21: chancery.v1.Certificate.not_after:type_name -> google.protobuf.Timestamp
+	19, // 22: chancery.v1.PlanRotationResponse.phases:type_name -> chancery.v1.PlannedPhase
+	66, // 23: chancery.v1.PlannedPhase.least:type_name -> google.protobuf.Duration
+	66, // 24: chancery.v1.PlannedPhase.most:type_name -> google.protobuf.Duration
+	23, // 25: chancery.v1.RotationStatus.rotation:type_name -> chancery.v1.Rotation
+	23, // 26: chancery.v1.RotationStatus.past:type_name -> chancery.v1.Rotation
+	65, // 27: chancery.v1.RotationStatus.time:type_name -> google.protobuf.Timestamp
+	65, // 28: chancery.v1.Rotation.started:type_name -> google.protobuf.Timestamp
+	65, // 29: chancery.v1.Rotation.since:type_name -> google.protobuf.Timestamp
+	65, // 30: chancery.v1.Rotation.paused:type_name -> google.protobuf.Timestamp
+	65, // 31: chancery.v1.Rotation.ended:type_name -> google.protobuf.Timestamp
+	24, // 32: chancery.v1.Rotation.gates:type_name -> chancery.v1.Gate
+	25, // 33: chancery.v1.Rotation.overrides:type_name -> chancery.v1.RotationOverride
+	65, // 34: chancery.v1.Gate.until:type_name -> google.protobuf.Timestamp
+	65, // 35: chancery.v1.RotationOverride.time:type_name -> google.protobuf.Timestamp
+	28, // 36: chancery.v1.ListReplicasResponse.replicas:type_name -> chancery.v1.Replica
+	65, // 37: chancery.v1.Replica.seen:type_name -> google.protobuf.Timestamp
+	65, // 38: chancery.v1.Replica.declared_dead:type_name -> google.protobuf.Timestamp
+	65, // 39: chancery.v1.Predicate.issued_before:type_name -> google.protobuf.Timestamp
+	33, // 40: chancery.v1.RevokeRequest.predicate:type_name -> chancery.v1.Predicate
+	66, // 41: chancery.v1.RevokeRequest.wait:type_name -> google.protobuf.Duration
+	36, // 42: chancery.v1.RevokeResponse.certificates:type_name -> chancery.v1.RevokedCertificate
+	65, // 43: chancery.v1.RevokedCertificate.not_after:type_name -> google.protobuf.Timestamp
+	41, // 44: chancery.v1.ListRevocationsResponse.revocations:type_name -> chancery.v1.Revocation
+	33, // 45: chancery.v1.Revocation.predicate:type_name -> chancery.v1.Predicate
+	65, // 46: chancery.v1.Revocation.time:type_name -> google.protobuf.Timestamp
+	65, // 47: chancery.v1.Revocation.restored:type_name -> google.protobuf.Timestamp
+	44, // 48: chancery.v1.ListServedResponse.agents:type_name -> chancery.v1.ServedByAgent
+	8,  // 49: chancery.v1.ServedByAgent.served:type_name -> chancery.v1.ServedSvid
+	51, // 50: chancery.v1.GetAuthoritiesResponse.domains:type_name -> chancery.v1.DomainAuthorities
+	52, // 51: chancery.v1.DomainAuthorities.authorities:type_name -> chancery.v1.Authority
+	65, // 52: chancery.v1.GetStatusResponse.time:type_name -> google.protobuf.Timestamp
+	65, // 53: chancery.v1.GetStatusResponse.started:type_name -> google.protobuf.Timestamp
+	55, // 54: chancery.v1.GetStatusResponse.document:type_name -> chancery.v1.GetStatusResponse.Document
+	58, // 55: chancery.v1.GetStatusResponse.certificates:type_name -> chancery.v1.GetStatusResponse.Certificate
+	66, // 56: chancery.v1.GetStatusResponse.max_ttl:type_name -> google.protobuf.Duration
+	59, // 57: chancery.v1.GetStatusResponse.keys:type_name -> chancery.v1.GetStatusResponse.Key
+	60, // 58: chancery.v1.GetStatusResponse.outcomes:type_name -> chancery.v1.GetStatusResponse.Outcome
+	61, // 59: chancery.v1.GetStatusResponse.audit_log:type_name -> chancery.v1.GetStatusResponse.AuditLog
+	62, // 60: chancery.v1.GetStatusResponse.issuance_log:type_name -> chancery.v1.GetStatusResponse.IssuanceLog
+	64, // 61: chancery.v1.GetStatusResponse.clusters:type_name -> chancery.v1.GetStatusResponse.Cluster
+	63, // 62: chancery.v1.GetStatusResponse.crls:type_name -> chancery.v1.GetStatusResponse.Crls
+	57, // 63: chancery.v1.GetStatusResponse.store:type_name -> chancery.v1.GetStatusResponse.Store
+	56, // 64: chancery.v1.GetStatusResponse.Document.logs:type_name -> chancery.v1.GetStatusResponse.Log
+	65, // 65: chancery.v1.GetStatusResponse.Document.requested:type_name -> google.protobuf.Timestamp
+	65, // 66: chancery.v1.GetStatusResponse.Store.confirmed:type_name -> google.protobuf.Timestamp
+	28, // 67: chancery.v1.GetStatusResponse.Store.replicas:type_name -> chancery.v1.Replica
+	65, // 68: chancery.v1.GetStatusResponse.Store.imported:type_name -> google.protobuf.Timestamp
+	65, // 69: chancery.v1.GetStatusResponse.Store.changed:type_name -> google.protobuf.Timestamp
+	65, // 70: chancery.v1.GetStatusResponse.Key.checked:type_name -> google.protobuf.Timestamp
+	66, // 71: chancery.v1.GetStatusResponse.Key.took:type_name -> google.protobuf.Duration
+	65, // 72: chancery.v1.GetStatusResponse.Key.waiting:type_name -> google.protobuf.Timestamp
+	65, // 73: chancery.v1.GetStatusResponse.IssuanceLog.checkpoint:type_name -> google.protobuf.Timestamp
+	65, // 74: chancery.v1.GetStatusResponse.IssuanceLog.sequenced:type_name -> google.protobuf.Timestamp
+	65, // 75: chancery.v1.GetStatusResponse.Crls.failing:type_name -> google.protobuf.Timestamp
+	65, // 76: chancery.v1.GetStatusResponse.Crls.ends:type_name -> google.protobuf.Timestamp
+	65, // 77: chancery.v1.GetStatusResponse.Crls.published:type_name -> google.protobuf.Timestamp
+	10, // 78: chancery.v1.Issuance.Issue:input_type -> chancery.v1.IssueRequest
+	6,  // 79: chancery.v1.Issuance.Sync:input_type -> chancery.v1.SyncRequest
+	0,  // 80: chancery.v1.Issuance.GetBundle:input_type -> chancery.v1.GetBundleRequest
+	49, // 81: chancery.v1.Admin.GetAuthorities:input_type -> chancery.v1.GetAuthoritiesRequest
+	45, // 82: chancery.v1.Admin.RequestIssuer:input_type -> chancery.v1.RequestIssuerRequest
+	47, // 83: chancery.v1.Admin.ImportIssuer:input_type -> chancery.v1.ImportIssuerRequest
+	34, // 84: chancery.v1.Admin.Revoke:input_type -> chancery.v1.RevokeRequest
+	37, // 85: chancery.v1.Admin.Restore:input_type -> chancery.v1.RestoreRequest
+	39, // 86: chancery.v1.Admin.ListRevocations:input_type -> chancery.v1.ListRevocationsRequest
+	42, // 87: chancery.v1.Admin.ListServed:input_type -> chancery.v1.ListServedRequest
+	53, // 88: chancery.v1.Admin.GetStatus:input_type -> chancery.v1.GetStatusRequest
+	26, // 89: chancery.v1.Admin.ListReplicas:input_type -> chancery.v1.ListReplicasRequest
+	29, // 90: chancery.v1.Admin.ForgetReplica:input_type -> chancery.v1.ForgetReplicaRequest
+	31, // 91: chancery.v1.Admin.ExportState:input_type -> chancery.v1.ExportStateRequest
+	17, // 92: chancery.v1.Admin.PlanRotation:input_type -> chancery.v1.StartRotationRequest
+	17, // 93: chancery.v1.Admin.StartRotation:input_type -> chancery.v1.StartRotationRequest
+	20, // 94: chancery.v1.Admin.GetRotation:input_type -> chancery.v1.GetRotationRequest
+	21, // 95: chancery.v1.Admin.ChangeRotation:input_type -> chancery.v1.ChangeRotationRequest
+	12, // 96: chancery.v1.Issuance.Issue:output_type -> chancery.v1.IssueResponse
+	9,  // 97: chancery.v1.Issuance.Sync:output_type -> chancery.v1.SyncUpdate
+	1,  // 98: chancery.v1.Issuance.GetBundle:output_type -> chancery.v1.SignedBundle
+	50, // 99: chancery.v1.Admin.GetAuthorities:output_type -> chancery.v1.GetAuthoritiesResponse
+	46, // 100: chancery.v1.Admin.RequestIssuer:output_type -> chancery.v1.RequestIssuerResponse
+	48, // 101: chancery.v1.Admin.ImportIssuer:output_type -> chancery.v1.ImportIssuerResponse
+	35, // 102: chancery.v1.Admin.Revoke:output_type -> chancery.v1.RevokeResponse
+	38, // 103: chancery.v1.Admin.Restore:output_type -> chancery.v1.RestoreResponse
+	40, // 104: chancery.v1.Admin.ListRevocations:output_type -> chancery.v1.ListRevocationsResponse
+	43, // 105: chancery.v1.Admin.ListServed:output_type -> chancery.v1.ListServedResponse
+	54, // 106: chancery.v1.Admin.GetStatus:output_type -> chancery.v1.GetStatusResponse
+	27, // 107: chancery.v1.Admin.ListReplicas:output_type -> chancery.v1.ListReplicasResponse
+	30, // 108: chancery.v1.Admin.ForgetReplica:output_type -> chancery.v1.ForgetReplicaResponse
+	32, // 109: chancery.v1.Admin.ExportState:output_type -> chancery.v1.ExportStateResponse
+	18, // 110: chancery.v1.Admin.PlanRotation:output_type -> chancery.v1.PlanRotationResponse
+	22, // 111: chancery.v1.Admin.StartRotation:output_type -> chancery.v1.RotationStatus
+	22, // 112: chancery.v1.Admin.GetRotation:output_type -> chancery.v1.RotationStatus
+	22, // 113: chancery.v1.Admin.ChangeRotation:output_type -> chancery.v1.RotationStatus
+	96, // [96:114] is the sub-list for method output_type
+	78, // [78:96] is the sub-list for method input_type
+	78, // [78:78] is the sub-list for extension type_name
+	78, // [78:78] is the sub-list for extension extendee
+	0,  // [0:78] is the sub-list for field type_name
 }
 
 func init() { file_chancery_proto_init() }
@@ -3778,7 +5107,7 @@ func file_chancery_proto_init() {
 	if File_chancery_proto != nil {
 		return
 	}
-	file_chancery_proto_msgTypes[7].OneofWrappers = []any{
+	file_chancery_proto_msgTypes[13].OneofWrappers = []any{
 		(*Result_Certificate)(nil),
 		(*Result_Refusal)(nil),
 	}
@@ -3788,7 +5117,7 @@ func file_chancery_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_chancery_proto_rawDesc), len(file_chancery_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   50,
+			NumMessages:   65,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

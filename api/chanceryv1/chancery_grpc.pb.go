@@ -21,8 +21,9 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	Issuance_Issue_FullMethodName = "/chancery.v1.Issuance/Issue"
-	Issuance_Sync_FullMethodName  = "/chancery.v1.Issuance/Sync"
+	Issuance_Issue_FullMethodName     = "/chancery.v1.Issuance/Issue"
+	Issuance_Sync_FullMethodName      = "/chancery.v1.Issuance/Sync"
+	Issuance_GetBundle_FullMethodName = "/chancery.v1.Issuance/GetBundle"
 )
 
 // IssuanceClient is the client API for Issuance service.
@@ -39,6 +40,9 @@ type IssuanceClient interface {
 	// acknowledges each and says which SVIDs it serves. Each message is full state; a later one replaces all before.
 	// Callers authenticate as for Issue.
 	Sync(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[SyncRequest, SyncUpdate], error)
+	// GetBundle returns the roots of the trust domain, signed by the bundle key. Anybody may call it, also who cannot verify the
+	// server's certificate any more: the signature is what counts, by the key that was pinned at enrolment.
+	GetBundle(ctx context.Context, in *GetBundleRequest, opts ...grpc.CallOption) (*SignedBundle, error)
 }
 
 type issuanceClient struct {
@@ -72,6 +76,16 @@ func (c *issuanceClient) Sync(ctx context.Context, opts ...grpc.CallOption) (grp
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Issuance_SyncClient = grpc.BidiStreamingClient[SyncRequest, SyncUpdate]
 
+func (c *issuanceClient) GetBundle(ctx context.Context, in *GetBundleRequest, opts ...grpc.CallOption) (*SignedBundle, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(SignedBundle)
+	err := c.cc.Invoke(ctx, Issuance_GetBundle_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // IssuanceServer is the server API for Issuance service.
 // All implementations must embed UnimplementedIssuanceServer
 // for forward compatibility.
@@ -86,6 +100,9 @@ type IssuanceServer interface {
 	// acknowledges each and says which SVIDs it serves. Each message is full state; a later one replaces all before.
 	// Callers authenticate as for Issue.
 	Sync(grpc.BidiStreamingServer[SyncRequest, SyncUpdate]) error
+	// GetBundle returns the roots of the trust domain, signed by the bundle key. Anybody may call it, also who cannot verify the
+	// server's certificate any more: the signature is what counts, by the key that was pinned at enrolment.
+	GetBundle(context.Context, *GetBundleRequest) (*SignedBundle, error)
 	mustEmbedUnimplementedIssuanceServer()
 }
 
@@ -101,6 +118,9 @@ func (UnimplementedIssuanceServer) Issue(context.Context, *IssueRequest) (*Issue
 }
 func (UnimplementedIssuanceServer) Sync(grpc.BidiStreamingServer[SyncRequest, SyncUpdate]) error {
 	return status.Error(codes.Unimplemented, "method Sync not implemented")
+}
+func (UnimplementedIssuanceServer) GetBundle(context.Context, *GetBundleRequest) (*SignedBundle, error) {
+	return nil, status.Error(codes.Unimplemented, "method GetBundle not implemented")
 }
 func (UnimplementedIssuanceServer) mustEmbedUnimplementedIssuanceServer() {}
 func (UnimplementedIssuanceServer) testEmbeddedByValue()                  {}
@@ -148,6 +168,24 @@ func _Issuance_Sync_Handler(srv interface{}, stream grpc.ServerStream) error {
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Issuance_SyncServer = grpc.BidiStreamingServer[SyncRequest, SyncUpdate]
 
+func _Issuance_GetBundle_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GetBundleRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(IssuanceServer).GetBundle(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Issuance_GetBundle_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(IssuanceServer).GetBundle(ctx, req.(*GetBundleRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Issuance_ServiceDesc is the grpc.ServiceDesc for Issuance service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -158,6 +196,10 @@ var Issuance_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Issue",
 			Handler:    _Issuance_Issue_Handler,
+		},
+		{
+			MethodName: "GetBundle",
+			Handler:    _Issuance_GetBundle_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{
@@ -183,6 +225,10 @@ const (
 	Admin_ListReplicas_FullMethodName    = "/chancery.v1.Admin/ListReplicas"
 	Admin_ForgetReplica_FullMethodName   = "/chancery.v1.Admin/ForgetReplica"
 	Admin_ExportState_FullMethodName     = "/chancery.v1.Admin/ExportState"
+	Admin_PlanRotation_FullMethodName    = "/chancery.v1.Admin/PlanRotation"
+	Admin_StartRotation_FullMethodName   = "/chancery.v1.Admin/StartRotation"
+	Admin_GetRotation_FullMethodName     = "/chancery.v1.Admin/GetRotation"
+	Admin_ChangeRotation_FullMethodName  = "/chancery.v1.Admin/ChangeRotation"
 )
 
 // AdminClient is the client API for Admin service.
@@ -216,6 +262,14 @@ type AdminClient interface {
 	ForgetReplica(ctx context.Context, in *ForgetReplicaRequest, opts ...grpc.CallOption) (*ForgetReplicaResponse, error)
 	// ExportState returns an export of the authority document, sealed and authenticated as it is stored.
 	ExportState(ctx context.Context, in *ExportStateRequest, opts ...grpc.CallOption) (*ExportStateResponse, error)
+	// PlanRotation says what a rotation would do, and changes nothing.
+	PlanRotation(ctx context.Context, in *StartRotationRequest, opts ...grpc.CallOption) (*PlanRotationResponse, error)
+	// StartRotation starts a rotation, and returns at once.
+	StartRotation(ctx context.Context, in *StartRotationRequest, opts ...grpc.CallOption) (*RotationStatus, error)
+	// GetRotation returns the rotation under way, or the last ones.
+	GetRotation(ctx context.Context, in *GetRotationRequest, opts ...grpc.CallOption) (*RotationStatus, error)
+	// ChangeRotation pauses, resumes, aborts or rolls back the rotation under way, or overrides one of its gates.
+	ChangeRotation(ctx context.Context, in *ChangeRotationRequest, opts ...grpc.CallOption) (*RotationStatus, error)
 }
 
 type adminClient struct {
@@ -336,6 +390,46 @@ func (c *adminClient) ExportState(ctx context.Context, in *ExportStateRequest, o
 	return out, nil
 }
 
+func (c *adminClient) PlanRotation(ctx context.Context, in *StartRotationRequest, opts ...grpc.CallOption) (*PlanRotationResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(PlanRotationResponse)
+	err := c.cc.Invoke(ctx, Admin_PlanRotation_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminClient) StartRotation(ctx context.Context, in *StartRotationRequest, opts ...grpc.CallOption) (*RotationStatus, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RotationStatus)
+	err := c.cc.Invoke(ctx, Admin_StartRotation_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminClient) GetRotation(ctx context.Context, in *GetRotationRequest, opts ...grpc.CallOption) (*RotationStatus, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RotationStatus)
+	err := c.cc.Invoke(ctx, Admin_GetRotation_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminClient) ChangeRotation(ctx context.Context, in *ChangeRotationRequest, opts ...grpc.CallOption) (*RotationStatus, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RotationStatus)
+	err := c.cc.Invoke(ctx, Admin_ChangeRotation_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // AdminServer is the server API for Admin service.
 // All implementations must embed UnimplementedAdminServer
 // for forward compatibility.
@@ -367,6 +461,14 @@ type AdminServer interface {
 	ForgetReplica(context.Context, *ForgetReplicaRequest) (*ForgetReplicaResponse, error)
 	// ExportState returns an export of the authority document, sealed and authenticated as it is stored.
 	ExportState(context.Context, *ExportStateRequest) (*ExportStateResponse, error)
+	// PlanRotation says what a rotation would do, and changes nothing.
+	PlanRotation(context.Context, *StartRotationRequest) (*PlanRotationResponse, error)
+	// StartRotation starts a rotation, and returns at once.
+	StartRotation(context.Context, *StartRotationRequest) (*RotationStatus, error)
+	// GetRotation returns the rotation under way, or the last ones.
+	GetRotation(context.Context, *GetRotationRequest) (*RotationStatus, error)
+	// ChangeRotation pauses, resumes, aborts or rolls back the rotation under way, or overrides one of its gates.
+	ChangeRotation(context.Context, *ChangeRotationRequest) (*RotationStatus, error)
 	mustEmbedUnimplementedAdminServer()
 }
 
@@ -409,6 +511,18 @@ func (UnimplementedAdminServer) ForgetReplica(context.Context, *ForgetReplicaReq
 }
 func (UnimplementedAdminServer) ExportState(context.Context, *ExportStateRequest) (*ExportStateResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ExportState not implemented")
+}
+func (UnimplementedAdminServer) PlanRotation(context.Context, *StartRotationRequest) (*PlanRotationResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method PlanRotation not implemented")
+}
+func (UnimplementedAdminServer) StartRotation(context.Context, *StartRotationRequest) (*RotationStatus, error) {
+	return nil, status.Error(codes.Unimplemented, "method StartRotation not implemented")
+}
+func (UnimplementedAdminServer) GetRotation(context.Context, *GetRotationRequest) (*RotationStatus, error) {
+	return nil, status.Error(codes.Unimplemented, "method GetRotation not implemented")
+}
+func (UnimplementedAdminServer) ChangeRotation(context.Context, *ChangeRotationRequest) (*RotationStatus, error) {
+	return nil, status.Error(codes.Unimplemented, "method ChangeRotation not implemented")
 }
 func (UnimplementedAdminServer) mustEmbedUnimplementedAdminServer() {}
 func (UnimplementedAdminServer) testEmbeddedByValue()               {}
@@ -629,6 +743,78 @@ func _Admin_ExportState_Handler(srv interface{}, ctx context.Context, dec func(i
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Admin_PlanRotation_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(StartRotationRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).PlanRotation(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_PlanRotation_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).PlanRotation(ctx, req.(*StartRotationRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Admin_StartRotation_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(StartRotationRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).StartRotation(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_StartRotation_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).StartRotation(ctx, req.(*StartRotationRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Admin_GetRotation_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GetRotationRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).GetRotation(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_GetRotation_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).GetRotation(ctx, req.(*GetRotationRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Admin_ChangeRotation_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ChangeRotationRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).ChangeRotation(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_ChangeRotation_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).ChangeRotation(ctx, req.(*ChangeRotationRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Admin_ServiceDesc is the grpc.ServiceDesc for Admin service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -679,6 +865,22 @@ var Admin_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ExportState",
 			Handler:    _Admin_ExportState_Handler,
+		},
+		{
+			MethodName: "PlanRotation",
+			Handler:    _Admin_PlanRotation_Handler,
+		},
+		{
+			MethodName: "StartRotation",
+			Handler:    _Admin_StartRotation_Handler,
+		},
+		{
+			MethodName: "GetRotation",
+			Handler:    _Admin_GetRotation_Handler,
+		},
+		{
+			MethodName: "ChangeRotation",
+			Handler:    _Admin_ChangeRotation_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},

@@ -26,7 +26,6 @@ const (
 	StatePrepared = document.StatePrepared
 	StateActive   = document.StateActive
 	StateRetiring = document.StateRetiring
-	StateTainted  = document.StateTainted
 )
 
 // NewLogID returns a log ID at random.

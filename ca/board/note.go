@@ -11,6 +11,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/chancery-project/chancery/ca/document"
 	"github.com/chancery-project/chancery/ca/keys"
 	"github.com/chancery-project/chancery/ca/store"
 	"github.com/chancery-project/chancery/trust"
@@ -45,7 +46,45 @@ type Note struct {
 	Resolved uint64
 	Revoked  []Revoked // what it found there, in the order of compare; empty without a log
 	Omitted  uint64    // how many more it found, which did not fit
+	Evidence Evidence  // what it knows of the consumers that it serves
 }
+
+// Evidence is what a replica knows of the consumers that it serves: agents, and clients without one of ours. It says who has not done
+// yet what the document asks for, never how many have (decision D2): sets of two replicas can be joined, sums cannot.
+type Evidence struct {
+	// Goal is what the sets are about, as the document of version Acknowledged says: what was learnt before that version was taken
+	// over is in them, and whoever was served later got what that version has.
+	Goal document.Goal
+	// Behind are the consumers that were served by this replica and have not reached the goal, by Consumer.
+	Behind []Behind
+	// Settled are consumers that other replicas have as behind, and that reached the goal here, in order.
+	Settled []uint64
+	// Ahead is announced before it comes true: no certificate that this replica may have signed for anyone who is not in its sets ends
+	// later. It matters once the replica is gone, or was killed. Zero: the sets have everybody.
+	Ahead time.Time
+	Total uint64 // consumers known here, for people
+	// Sample are some of those behind, with words for people; at most MaxSample.
+	Sample []Laggard
+}
+
+// Behind is a consumer that has not reached the goal.
+type Behind struct {
+	Consumer uint64    // beginning of a hash of its name
+	Until    time.Time // when the last certificate ends that it may hold; it does not count after that. Whole seconds
+}
+
+// Laggard says who a consumer is and why it is behind.
+type Laggard struct {
+	Consumer uint64
+	Name     string // at most 200 bytes
+	Why      string // at most 300 bytes
+}
+
+// Bounds of what a note says of consumers.
+const (
+	MaxBehind = 20_000
+	MaxSample = 20
+)
 
 // Revoked is a certificate that a revocation in the document means.
 type Revoked struct {

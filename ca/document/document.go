@@ -28,7 +28,7 @@ import (
 )
 
 // Format is the version of the document's layout; a binary refuses a higher one.
-const Format = 2
+const Format = 3
 
 // Document is the authority document: all that a server must agree on with others and with its own past. It lies in a
 // compare-and-swap store, authenticated and with sealed keys (decision D9), and is keyed by trust domain (D10).
@@ -54,6 +54,9 @@ type DomainState struct {
 	Revocations []Revocation     `json:"revocations,omitempty"`
 	CRL         *CRL             `json:"crl,omitempty"`       // what the last CRLs are; nil: there were none, or see CRLNumber
 	CRLNumber   uint64           `json:"crlNumber,omitempty"` // of the last CRLs of a version that kept no more of them
+	Rotation    *Rotation        `json:"rotation,omitempty"`  // under way; nil: none is
+	Past        []PastRotation   `json:"past,omitempty"`      // that have ended, the newest first
+	BundleKey   *BundleKey       `json:"bundleKey,omitempty"` // signs what agents are told of roots; nil: not made yet
 }
 
 // LogState is a replica, and names its log.
@@ -78,6 +81,16 @@ type Authority struct {
 	Retired     *time.Time     `json:"retired,omitempty"` // when it stopped signing certificates
 	Wanted      bool           `json:"wanted,omitempty"`  // prepared, to sign as soon as everybody has its CRL: an admin or a parent brought it
 	CRL         []byte         `json:"crl,omitempty"`     // its last CRL, where no key to sign another may be at hand
+	Root        string         `json:"root,omitempty"`    // ID of the root above an issuer; see RootID
+	Tainted     *time.Time     `json:"tainted,omitempty"` // since when its key is thought to be known to others
+}
+
+// BundleKey is the Ed25519 key that signs bundles (decision D6). Agents pin its public part when they are enrolled, so that who has
+// a root's key alone cannot tell them of other roots.
+type BundleKey struct {
+	Public  []byte    `json:"public"` // 32 bytes
+	Key     []byte    `json:"key"`    // sealed PKCS#8
+	Created time.Time `json:"created"`
 }
 
 // AuthorityKind tells roots from issuers.
@@ -94,7 +107,6 @@ const (
 	StatePrepared AuthorityState = "prepared" // trusted, signing CRLs only so far
 	StateActive   AuthorityState = "active"   // signs, or, for a root, vouches for the active issuer
 	StateRetiring AuthorityState = "retiring" // trusted until what it signed has ended
-	StateTainted  AuthorityState = "tainted"  // not to be trusted any more
 )
 
 // New returns a first document with a log ID, for who opens it, and no authority.
@@ -137,6 +149,9 @@ func (d *Document) add(td trust.Domain, kind AuthorityKind, as AuthorityState, k
 		ID: hex.EncodeToString(cert.SubjectKeyId), Kind: kind, State: as, Generation: state.Generation, KeyRef: key.Ref,
 		Certificate: string(trust.EncodeCertificates(cert)), Chain: string(trust.EncodeCertificates(chain...)),
 		Created: time.Now().UTC().Truncate(time.Second),
+	}
+	if kind == KindIssuer {
+		a.Root = RootOf(append([]*x509.Certificate{cert}, chain...))
 	}
 	if key.Signer != nil && key.Ref == "" {
 		sealed, err := seal(key.Signer, a.sealContext(td), s)
@@ -222,7 +237,7 @@ func (d *Document) lacks(td trust.Domain) error {
 	return fmt.Errorf("the authority document has nothing for trust domain %s; it has %v", td, d.domainNames())
 }
 
-// Bundle returns the roots of a trust domain that are trusted now: all but tainted ones.
+// Bundle returns the roots of a trust domain that are trusted now. A tainted one is, until its leaves have been replaced.
 func (d *Document) Bundle(td trust.Domain) (*trust.Bundle, error) {
 	state := d.Domains[td.String()]
 	if state == nil {
@@ -231,7 +246,7 @@ func (d *Document) Bundle(td trust.Domain) (*trust.Bundle, error) {
 	var roots []*x509.Certificate
 	for i := range state.Authorities {
 		a := &state.Authorities[i]
-		if a.Kind != KindRoot || a.State == StateTainted {
+		if a.Kind != KindRoot {
 			continue
 		}
 		cert, err := a.X509()

@@ -70,7 +70,7 @@ func Print(out io.Writer, format string, resp *chanceryv1.GetAuthoritiesResponse
 			switch {
 			case format == "text":
 				fmt.Fprintf(out, "  %-6s  %-8s  %s  until %s  %s\n", a.Kind, a.State, a.ID, a.NotAfter.Format(time.RFC3339), process.Printable(a.Subject))
-			case a.Kind == string(authority.KindRoot) && a.State != string(authority.StateTainted):
+			case a.Kind == string(authority.KindRoot):
 				fmt.Fprint(out, a.Certificate)
 			}
 		}

@@ -1,11 +1,8 @@
 package server
 
 import (
-	"context"
 	"time"
 
-	"github.com/chancery-project/chancery/api/chanceryv1"
-	"github.com/chancery-project/chancery/cmd/chancery/server/adminsocket"
 	"github.com/chancery-project/chancery/cmd/chancery/server/keystore"
 	"github.com/chancery-project/chancery/cmd/chancery/server/report"
 	"github.com/chancery-project/chancery/trust"
@@ -22,15 +19,6 @@ func (s *Server) newReport() *report.Reporter {
 		r.Clusters = append(r.Clusters, report.Cluster{Name: k.Name, Ready: k.Ready, WasReady: k.WasReady})
 	}
 	return report.New(r)
-}
-
-// GetStatus returns what the server knows of its health.
-func (s adminService) GetStatus(ctx context.Context, _ *chanceryv1.GetStatusRequest) (*chanceryv1.GetStatusResponse, error) {
-	actor, err := adminsocket.ActorOf(ctx)
-	if err != nil {
-		return nil, err
-	}
-	return s.report.Status(actor)
 }
 
 // RootsFile is where the roots lie for agents.

@@ -30,6 +30,7 @@ import (
 	"github.com/chancery-project/chancery/ca/store"
 	"github.com/chancery-project/chancery/cmd/chancery/process"
 	"github.com/chancery-project/chancery/cmd/chancery/server/adminsocket"
+	"github.com/chancery-project/chancery/cmd/chancery/server/answering"
 	"github.com/chancery-project/chancery/cmd/chancery/server/clusters"
 	"github.com/chancery-project/chancery/cmd/chancery/server/issuance"
 	"github.com/chancery-project/chancery/cmd/chancery/server/keystore"
@@ -333,7 +334,7 @@ func (s *Server) Run(told context.Context, started func()) error {
 	}
 	g.Go(func() error { return process.HTTP{Metrics: s.registry, Ready: s.wanted}.Run(ctx, s.metrics) })
 	g.Go(func() error {
-		return adminsocket.Serve(ctx, s.admin, adminService{Desk: *s.desk, authority: s.authority, log: s.log, report: s.report, replicas: s.replicas, export: s.exportState})
+		return adminsocket.Serve(ctx, s.admin, s.service())
 	})
 	g.Go(func() error { return s.reopenLog(ctx) })
 	go s.retryLog(ctx) // not waited for: a write to a disk that hangs does not end
@@ -343,6 +344,15 @@ func (s *Server) Run(told context.Context, started func()) error {
 		return s.grpc.Run(serving, s.listener)
 	})
 	return g.Wait()
+}
+
+// service answers admins.
+func (s *Server) service() answering.Service {
+	return answering.Service{Desk: *s.desk, Authority: s.authority, Log: s.log, Report: s.report, Replicas: s.replicas, Export: s.exporter().Export}
+}
+
+func (s *Server) exporter() answering.Exporter {
+	return answering.Exporter{Store: s.store, Authority: s.authority, Sealer: s.sealer, Replica: s.settings.place.Replica(), Logger: s.logger}
 }
 
 // tellAfter is how long a server may be on its way to be ready before the log says what it lacks.

@@ -89,7 +89,9 @@ func TestWhatElseIsSaid(t *testing.T) {
 		want   []string
 		not    string
 	}{
-		"paused": {func(r *chanceryv1.RotationStatus) { r.Rotation.Paused, r.Rotation.PausedBy = at(-time.Hour), "unix:eve\x1b" },
+		"paused": {func(r *chanceryv1.RotationStatus) {
+			r.Rotation.Paused, r.Rotation.PausedBy = at(-time.Hour), "unix:eve\x1b"
+		},
 			[]string{"PAUSED by unix:eve\uFFFD, 1 h 0 min ago: no gate passes until `chancery rotate resume`", "it does not end while it is paused"}, "at the latest"},
 		"rolled back": {func(r *chanceryv1.RotationStatus) { r.Rotation.Back, r.Rotation.Phase = true, "reissue" },
 			[]string{"ROLLED BACK", "  done  activate\n  now   reissue", "  later retire"}, "prepare"},

@@ -8,9 +8,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"time"
-	"unicode"
 
 	"github.com/spf13/cobra"
 
@@ -180,7 +178,7 @@ func overrideCommand(c *common) *cobra.Command {
 			"phase only, and goes with its reason into the audit log and into the authority document. docs/rotation.md says what each risks.",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			t.gate = args[0]
-			if err := checkBecause(t.because); err != nil {
+			if err := rotating.CheckBecause(t.because); err != nil {
 				return fmt.Errorf("rotate override: %w", err)
 			}
 			return c.change(cmd, "override", t)
@@ -190,17 +188,6 @@ func overrideCommand(c *common) *cobra.Command {
 	cmd.Flags().StringVar(&t.because, "because", "", "why, for those who read the audit log")
 	c.add(cmd, "text or json")
 	return cmd
-}
-
-// checkBecause checks the reason of an override, as the server does.
-func checkBecause(text string) error {
-	switch {
-	case strings.TrimSpace(text) == "":
-		return errors.New("why? Use --because TEXT; it goes into the audit log")
-	case len(text) > rotating.MaxBecause || strings.ContainsFunc(text, func(r rune) bool { return !unicode.IsPrint(r) }):
-		return fmt.Errorf("--because should be one line of at most %d bytes that can be printed", rotating.MaxBecause)
-	}
-	return nil
 }
 
 // change asks for a change of the rotation under way: of that very one, also if it ends and another begins meanwhile.

@@ -264,13 +264,3 @@ func TestScreenDrawsOverItself(t *testing.T) {
 		}
 	}
 }
-
-func TestBecauseIsBounded(t *testing.T) {
-	for text, want := range map[string]string{
-		"": "why? Use --because TEXT", " \t": "why?", "a\nb": "one line", strings.Repeat("x", 301): "at most 300 bytes", strings.Repeat("x", 300): "", "the node burnt down": "",
-	} {
-		if err := checkBecause(text); (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
-			t.Errorf("%.20q: %v, want %q", text, err, want)
-		}
-	}
-}

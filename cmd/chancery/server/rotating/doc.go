@@ -9,4 +9,4 @@ package rotating
 const Compromised = "compromised"
 
 // MaxBecause bounds the reason of an override, in bytes.
-const MaxBecause = 300
+const MaxBecause = 500

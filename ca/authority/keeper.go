@@ -81,6 +81,9 @@ type Keeper struct {
 	announce func(context.Context) error // see Announce
 	mind     chan struct{}               // wakes who minds the issuer
 	used     func()                      // see OnUse
+	staged   bool                        // see Staged
+	making   atomic.Pointer[error]       // of the last try to make a rotation's successor; nil if it did not fail
+	cut      atomic.Pointer[cut]         // see bounded
 }
 
 // Init makes the first document: with a new root and issuer, or adopting plugged-in files. store.ErrConflict if
@@ -250,7 +253,7 @@ func (a *Keeper) Issuer() (*ca.Issuer, error) {
 	if end := i.NotAfter(); time.Now().After(end) {
 		return nil, fmt.Errorf("the issuer's chain ended at %s", end.UTC().Format(time.RFC3339))
 	}
-	return i, nil
+	return a.bounded(i, time.Now())
 }
 
 // InUse returns the issuer of the moment, also one that has ended, for who looks after it. Nil if there is none yet.
@@ -389,6 +392,8 @@ func (a *Keeper) mindIssuer(ctx context.Context, now time.Time) {
 	switch {
 	case a.config.Plugged != nil:
 		err = a.mindPlugged(ctx, doc, now)
+	case next != nil && a.isStray(doc, next):
+		err = a.dropStray(ctx)
 	case next != nil && over: // nothing is issued without it, and nobody can be shut out
 		err = a.activate(ctx, a.Drive, next.ID)
 	case i == nil && !over: // other replicas may sign with it; why this one cannot was logged
@@ -403,7 +408,7 @@ func (a *Keeper) mindIssuer(ctx context.Context, now time.Time) {
 		return
 	case over:
 		err = a.renew(ctx)
-	case !halfOver(i, now):
+	case !halfOver(i, now) || a.leaves(doc):
 		return
 	default:
 		err = a.prepare(ctx)
@@ -437,8 +442,10 @@ func (a *Keeper) unfit() error {
 		_, err := a.Issuer()
 		return err
 	}
-	if failed := a.failed.Load(); failed != nil {
-		return *failed
+	for _, failed := range []*error{a.failed.Load(), a.making.Load()} {
+		if failed != nil {
+			return *failed
+		}
 	}
 	return nil
 }
@@ -457,10 +464,19 @@ func halfOver(i *ca.Issuer, now time.Time) bool {
 // renew makes a new issuer under the active root and has it used at once, where there is no other that works: see prepare.
 func (a *Keeper) renew(ctx context.Context) error {
 	return a.succeed(ctx, func(next *Document, key Key, cert *x509.Certificate) (*Authority, error) {
+		old, err := next.Active(a.config.Domain, KindIssuer)
+		if err != nil {
+			return nil, err
+		}
+		was := old.ID
 		if err := next.ReplaceIssuer(a.config.Domain, key, a.config.Sealer, cert); err != nil {
 			return nil, err
 		}
-		return next.Active(a.config.Domain, KindIssuer)
+		x, err := next.Active(a.config.Domain, KindIssuer)
+		if err == nil {
+			next.State(a.config.Domain).Renewed(was, x.ID)
+		}
+		return x, err
 	})
 }
 
@@ -479,7 +495,7 @@ func (a *Keeper) succeed(ctx context.Context, put func(next *Document, key Key, 
 	tried := false
 	err = a.Drive(ctx, func(next *Document) error {
 		now, err := next.Active(c.Domain, KindIssuer)
-		if err != nil || now.ID != before.ID || next.Prepared(c.Domain) != nil {
+		if err != nil || now.ID != before.ID || next.Prepared(c.Domain) != nil || a.isOther(next, cert) {
 			return cmp.Or(err, replica.ErrUnchanged) // another one was made meanwhile
 		}
 		x, err := put(next, key, cert)
@@ -489,10 +505,8 @@ func (a *Keeper) succeed(ctx context.Context, put func(next *Document, key Key, 
 		tried, err = true, a.held.Try(ctx, next, x)
 		return err
 	})
-	if !tried && key.Ref != "" { // no document can name it
-		if err := c.Keys.Delete(context.WithoutCancel(ctx), key.Ref); err != nil {
-			c.Logger.Warn("key of an issuer that was not taken is not deleted", "key", key.Ref, "reason", err.Error())
-		}
+	if !tried { // no document can name it
+		a.dropMade(ctx, key)
 	}
 	return err
 }

@@ -181,6 +181,9 @@ func (a *Keeper) prepareImport(ctx context.Context, change changer, actor string
 		if !sameRequest(next.State(c.Domain).Requested, requested.open) {
 			return errors.New("the request was answered or replaced at the same time; `chancery authority csr` prints the one that is open")
 		}
+		if next.State(c.Domain).Rotation != nil {
+			return errors.New("a rotation was started at the same time; import the issuer after its end")
+		}
 		next.State(c.Domain).Requested = nil
 		if _, err := next.Active(c.Domain, KindIssuer); err == nil {
 			id = hex.EncodeToString(cert.SubjectKeyId)
@@ -213,6 +216,9 @@ func (a *Keeper) checkImport(ctx context.Context, chain []*x509.Certificate) (re
 	c, doc := a.config, a.Document()
 	if err := a.offlineOnly(); err != nil {
 		return requested{}, nil, err
+	}
+	if now := a.stateOf(doc).Rotation; now != nil {
+		return requested{}, nil, fmt.Errorf("rotation %s is under way, in phase %s: an issuer cannot be brought in between. Wait for its end (`chancery rotate status`), or abort it", now.ID, now.Phase)
 	}
 	r := requested{open: doc.Domains[c.Domain.String()].Requested}
 	if r.open == nil {

@@ -11,8 +11,7 @@ import (
 	"github.com/chancery-project/chancery/ca/replica"
 )
 
-// This file puts a new issuer into use in two steps. A verifier that has CRLs refuses
-// every leaf of an issuer whose CRL it lacks (decision D22): so the CRL of a new issuer is out before its first leaf.
+// This file puts a new issuer into use in two steps. A verifier that has CRLs refuses every leaf of an issuer whose CRL it lacks (decision D22): so the CRL of a new issuer is out before its first leaf.
 
 // reconnect is how long after a start agents may need to be back: they try again after a minute and a half at most. The
 // server may have ended before the CRL of the issuer that it prepared was out.
@@ -49,8 +48,11 @@ type changer func(ctx context.Context, f func(next *Document) error) error
 // activate puts a prepared issuer to use. A crash before the store leaves it prepared; after, the next start uses it.
 func (a *Keeper) activate(ctx context.Context, change changer, id string) error {
 	return change(ctx, func(next *Document) error {
+		was := ""
 		if now, err := next.Active(a.config.Domain, KindIssuer); err == nil && now.ID == id && next.Prepared(a.config.Domain) == nil {
 			return replica.ErrUnchanged // another replica was faster
+		} else if err == nil {
+			was = now.ID
 		}
 		if err := next.Promote(a.config.Domain, id); err != nil {
 			return err
@@ -59,6 +61,7 @@ func (a *Keeper) activate(ctx context.Context, change changer, id string) error 
 		if err != nil {
 			return err
 		}
+		next.State(a.config.Domain).Renewed(was, x.ID)
 		return a.held.Try(ctx, next, x)
 	})
 }
@@ -74,18 +77,21 @@ func (a *Keeper) warnUnannounced(why error) {
 	}
 }
 
-// HoldsPrepared returns why the issuer that waits to sign could not sign here; nil if it could, or if none waits.
+// HoldsPrepared returns why an issuer that waits to sign could not sign here; nil if each could, or if none waits.
 func (a *Keeper) HoldsPrepared(ctx context.Context) error {
 	doc := a.Document()
-	next := doc.Prepared(a.config.Domain)
-	if next == nil {
-		return nil
+	state := a.stateOf(doc)
+	for i := range state.Authorities {
+		next := &state.Authorities[i]
+		if next.Kind != KindIssuer || next.State != StatePrepared {
+			continue
+		}
+		use, err := a.held.Open(ctx, doc, next)
+		if err != nil {
+			return fmt.Errorf("issuer %s is prepared, and cannot be opened here: %w", next.ID, err)
+		}
+		a.held.Keep(use)
 	}
-	use, err := a.held.Open(ctx, doc, next)
-	if err != nil {
-		return fmt.Errorf("issuer %s is prepared, and cannot be opened here: %w", next.ID, err)
-	}
-	a.held.Keep(use)
 	return nil
 }
 

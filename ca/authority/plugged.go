@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/chancery-project/chancery/ca"
+	"github.com/chancery-project/chancery/ca/authority/held"
 	"github.com/chancery-project/chancery/ca/files"
 	"github.com/chancery-project/chancery/ca/replica"
 	"github.com/chancery-project/chancery/trust"
@@ -62,11 +63,11 @@ func (a *Keeper) holdSet(set *files.Set) error {
 	if !have.SameRoots(issuer.Bundle()) {
 		return rootsChanged(c.Plugged.Dir)
 	}
-	if err := a.check(issuer); err != nil {
+	if err := a.held.Check(issuer); err != nil {
 		return err
 	}
 	a.newest.Store(set) // first, so that it is not let go
-	a.held.Store(issuer.SKI(), active{issuer, set.Key})
+	a.held.Keep(held.Issuer{Issuer: issuer, Key: set.Key})
 	return nil
 }
 

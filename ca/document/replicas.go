@@ -187,6 +187,7 @@ func (d *Document) Reissue(seen uint64) (*Document, error) {
 		// Without a content, so that the next one is taken at once: who has a CRL of before must not go on with it.
 		state.CRL, state.CRLNumber = nil, epoch<<epochBits|state.LastCRL().Number&(1<<epochBits-1)
 		state.Generation = epoch<<(epochBits/2) | state.Generation&(1<<(epochBits/2)-1)
+		state.reissue(n.Version, time.Now())
 	}
 	return n, nil
 }

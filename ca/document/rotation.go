@@ -60,6 +60,9 @@ type Rotation struct {
 	// NotBefore is the earliest time at which the predecessor's root may leave the bundle. A replica that the store does not confirm
 	// signs under that root no leaf that ends later (decision D4). While the predecessor signs, it is moved ahead in time.
 	NotBefore time.Time `json:"notBefore,omitzero"`
+	// Spread is when each replica had acknowledged the document in which the phase began: those who only read roots may have read the
+	// former ones until then. Zero: not yet, or there are no such readers.
+	Spread time.Time `json:"spread,omitzero"`
 
 	Paused    *time.Time `json:"paused,omitempty"` // since when no gate is passed
 	PausedBy  string     `json:"pausedBy,omitempty"`

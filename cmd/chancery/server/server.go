@@ -38,8 +38,10 @@ import (
 	"github.com/chancery-project/chancery/cmd/chancery/server/replicas"
 	"github.com/chancery-project/chancery/cmd/chancery/server/report"
 	"github.com/chancery-project/chancery/cmd/chancery/server/revoking"
+	"github.com/chancery-project/chancery/cmd/chancery/server/rotating"
 	"github.com/chancery-project/chancery/csr"
 	"github.com/chancery-project/chancery/rotate"
+	"github.com/chancery-project/chancery/rotate/staged"
 	"github.com/chancery-project/chancery/trust"
 )
 
@@ -57,6 +59,9 @@ type Server struct {
 	board     *board.Board // where it tells others on the store how it is
 	replicas  *replicas.Desk
 	desk      *revoking.Desk
+	rotation  *staged.Manager
+	rotating  *rotating.Desk
+	notes     *adminsocket.Notes
 	parent    *parents.Renewer // nil without one
 	clusters  []*clusters.Cluster
 	sampler   *ca.Sampler
@@ -95,6 +100,7 @@ func Open(ctx context.Context, settings *Settings, logger *slog.Logger) (_ *Serv
 		Domain: settings.domain, Authority: s.authority, Issuance: s.issuance, Board: s.board, Log: s.log, Clusters: slices.Collect(maps.Keys(byName)),
 		ActorOf: adminsocket.ActorOf, Own: s.ownSerial, Logger: logger, Metrics: s.registry,
 	})
+	s.openRotation()
 	s.replicas = replicas.Open(replicas.Config{Place: settings.place, Authority: s.authority, Board: s.board, Log: s.log, ActorOf: adminsocket.ActorOf, Metrics: s.registry})
 	s.sampler = newSampler(s.registry, logger)
 	s.requests = csr.NewMetrics(s.registry)
@@ -118,6 +124,17 @@ func Open(ctx context.Context, settings *Settings, logger *slog.Logger) (_ *Serv
 	s.registry.MustRegister(process.Expiries{Help: "Seconds until a certificate of the authority, or the server's own, ends, by certificate.",
 		Name: "chancery_ca_certificate_expiry_seconds", Read: s.expiries})
 	return s, nil
+}
+
+// openRotation comes after the desk that publishes: a rotation goes by what replicas say that they have published.
+func (s *Server) openRotation() {
+	c := s.settings
+	s.rotation = staged.New(staged.Config{
+		Domain: c.domain, Authority: s.authority, Notes: s.board.All, Changed: s.board.Changed, Floor: c.rotation.Readers, LeafTTL: c.profile.MaxTTL(), RootMaxAge: c.rotation.RootMaxAge,
+		Log: s.log, Logger: s.logger, Metrics: s.registry,
+	})
+	s.notes = adminsocket.NewNotes(s.log)
+	s.rotating = rotating.Open(rotating.DeskConfig{Domain: c.domain, Manager: s.rotation, ActorOf: adminsocket.ActorOf, Note: s.notes.Note})
 }
 
 // openState opens store, sealing key, audit log and authority; the caller closes s on error.
@@ -311,6 +328,7 @@ func (s *Server) Run(told context.Context, started func()) error {
 	defer context.AfterFunc(told, stop)()
 	g.Go(func() error { return s.authority.Run(ctx) })
 	g.Go(func() error { return s.board.Run(ctx) })
+	g.Go(func() error { return s.rotation.Run(ctx) })
 	g.Go(func() error { return s.replicas.Run(ctx) })
 	g.Go(func() error {
 		return s.store.Watch(ctx, func() {
@@ -348,7 +366,7 @@ func (s *Server) Run(told context.Context, started func()) error {
 
 // service answers admins.
 func (s *Server) service() answering.Service {
-	return answering.Service{Desk: *s.desk, Authority: s.authority, Log: s.log, Report: s.report, Replicas: s.replicas, Export: s.exporter().Export}
+	return answering.Service{Desk: *s.desk, Rotations: s.rotating, Authority: s.authority, Log: s.log, Report: s.report, Replicas: s.replicas, Export: s.exporter().Export}
 }
 
 func (s *Server) exporter() answering.Exporter {

@@ -18,12 +18,14 @@ import (
 	"github.com/chancery-project/chancery/cmd/chancery/server/replicas"
 	"github.com/chancery-project/chancery/cmd/chancery/server/report"
 	"github.com/chancery-project/chancery/cmd/chancery/server/revoking"
+	"github.com/chancery-project/chancery/cmd/chancery/server/rotating"
 	"github.com/chancery-project/chancery/trust"
 )
 
 // Service answers admin calls.
 type Service struct {
 	revoking.Desk // answers what is about revocation and agents
+	Rotations     *rotating.Desk
 	Authority     *authority.Keeper
 	Log           *audit.Log
 	Report        *report.Reporter
@@ -55,6 +57,26 @@ func (s Service) ListReplicas(ctx context.Context, q *chanceryv1.ListReplicasReq
 // ForgetReplica declares one of them dead.
 func (s Service) ForgetReplica(ctx context.Context, q *chanceryv1.ForgetReplicaRequest) (*chanceryv1.ForgetReplicaResponse, error) {
 	return s.Replicas.Forget(ctx, q)
+}
+
+// PlanRotation says what a rotation would do.
+func (s Service) PlanRotation(ctx context.Context, q *chanceryv1.StartRotationRequest) (*chanceryv1.PlanRotationResponse, error) {
+	return s.Rotations.PlanRotation(ctx, q)
+}
+
+// StartRotation starts one.
+func (s Service) StartRotation(ctx context.Context, q *chanceryv1.StartRotationRequest) (*chanceryv1.RotationStatus, error) {
+	return s.Rotations.StartRotation(ctx, q)
+}
+
+// GetRotation shows the one under way.
+func (s Service) GetRotation(ctx context.Context, q *chanceryv1.GetRotationRequest) (*chanceryv1.RotationStatus, error) {
+	return s.Rotations.GetRotation(ctx, q)
+}
+
+// ChangeRotation changes it.
+func (s Service) ChangeRotation(ctx context.Context, q *chanceryv1.ChangeRotationRequest) (*chanceryv1.RotationStatus, error) {
+	return s.Rotations.ChangeRotation(ctx, q)
 }
 
 // ExportState returns an export of the document. Who asked goes into the audit log first.

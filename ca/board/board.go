@@ -280,7 +280,7 @@ func HeirName(replica string, logID uint32) string {
 	return replica[:min(len(replica), store.MaxName-len(id))] + id
 }
 
-// remember takes over what our last run left, once; until somebody says more, its evidence is ours. Caller holds mu.
+// remember takes over what our last run left, once; until somebody says more, its evidence stands. Caller holds mu.
 func (b *Board) remember(raw []byte) {
 	if b.looked {
 		return
@@ -292,7 +292,7 @@ func (b *Board) remember(raw []byte) {
 	}
 	b.former = n
 	if none := (Evidence{}); b.own.Evidence.says(&none) {
-		b.own.Evidence = n.Evidence.former()
+		b.own.Evidence = n.Evidence
 	}
 }
 

@@ -23,15 +23,12 @@ type Evidence struct {
 	Behind []Behind
 	// Settled are consumers that other replicas have as behind, and that reached the goal here after those said so, in order.
 	Settled []uint64
-	// Ahead is announced before it comes true: no certificate that this process may have signed for anyone who is not in its sets ends
-	// later. It counts once the process is gone: while it runs its sets have everybody but those that Lost speaks of.
+	// Ahead is announced before it comes true: no certificate that this process may have signed ends later. It counts once the process is
+	// gone, for any goal but that of its sets: those have everybody for theirs, but those that Lost speaks of.
 	Ahead time.Time
-	// Lost is until when somebody counts who is not in the sets, and whom nobody can name: a former process of this replica was killed, or
-	// there were more than sets have room for. It counts for a replica that lives, too. Zero: the sets have everybody.
-	Lost time.Time
-	// Final: the process signed nothing any more when this was written, and ended. Its sets have everybody for their goal, but those that
-	// Lost speaks of; for another goal Ahead counts.
-	Final bool
+	// Lost is until when somebody counts who is not in the sets, and whom nobody can name: served by a former process of this replica,
+	// or one too many for the sets. It counts for a replica that lives, too. Zero: the sets have everybody.
+	Lost  time.Time
 	Total uint64 // consumers known here, for people
 	// Sample are some of those behind, with words for people; at most MaxSample, by Consumer.
 	Sample []Laggard
@@ -62,22 +59,13 @@ const (
 	MaxLeave = 64
 )
 
-// Whom returns until when a replica that is gone has to be waited for, whatever its sets say of a goal; zero: its sets have everybody.
-func (e *Evidence) Whom(goal document.Goal) time.Time {
-	if e.Final && e.Goal.Equal(goal) || e.Lost.After(e.Ahead) {
+// Stragglers returns until when somebody may count whom the sets do not name, once the process that wrote this is gone; zero: nobody. It
+// is no answer for a replica that lives: of that Lost counts alone, for the goal of its sets.
+func (e *Evidence) Stragglers(goal document.Goal) time.Time {
+	if e.Goal.Equal(goal) || e.Lost.After(e.Ahead) {
 		return e.Lost
 	}
 	return e.Ahead
-}
-
-// former is what the next process says before it knows more: of whoever is not in the sets nobody can say who it is.
-func (e *Evidence) former() Evidence {
-	out := *e
-	out.Lost, out.Final = e.Ahead, false
-	if e.Lost.After(out.Lost) {
-		out.Lost = e.Lost
-	}
-	return out
 }
 
 // says reports whether two say the same of everybody.
@@ -87,7 +75,7 @@ func (e *Evidence) says(o *Evidence) bool {
 
 // sets is says of what gates go by; e.Ahead has its own ways into the store.
 func (e *Evidence) sets(o *Evidence) bool {
-	return e.Goal.Equal(o.Goal) && e.Final == o.Final && e.Lost.Equal(o.Lost) && slices.Equal(e.Settled, o.Settled) &&
+	return e.Goal.Equal(o.Goal) && e.Lost.Equal(o.Lost) && slices.Equal(e.Settled, o.Settled) &&
 		slices.EqualFunc(e.Behind, o.Behind, func(a, b Behind) bool { return a.Consumer == b.Consumer && a.Here == b.Here && a.Until.Equal(b.Until) })
 }
 
@@ -119,23 +107,13 @@ func (e Evidence) cut(n int) Evidence {
 	return e
 }
 
-// Bits of the first byte.
-const (
-	flagFinal = 1 << iota
-	flagsEnd
-)
-
-// append writes the evidence: flags, goal, times in seconds, total, those behind (how many, their earliest end, each 8 bytes and a number that
+// append writes the evidence: goal, times in seconds, total, those behind (how many, their earliest end, each 8 bytes and a number that
 // has the time after that and whether it is here), those settled, the sample.
 func (e *Evidence) append(b []byte) ([]byte, error) {
 	if err := e.check(); err != nil {
 		return nil, err
 	}
-	flags := byte(0)
-	if e.Final {
-		flags |= flagFinal
-	}
-	b = binary.AppendUvarint(append(b, flags), e.Goal.Generation)
+	b = binary.AppendUvarint(b, e.Goal.Generation)
 	b = binary.AppendUvarint(b, uint64(len(e.Goal.Leave)))
 	for _, id := range e.Goal.Leave {
 		raw, _ := unhex(id)
@@ -245,11 +223,6 @@ func (r *reader) moment() time.Time {
 
 // evidence reads what append wrote.
 func (r *reader) evidence() (e Evidence) {
-	flags := r.take(1)[0]
-	if flags >= flagsEnd {
-		r.bad = true
-	}
-	e.Final = flags&flagFinal != 0
 	e.Goal.Generation = r.number(math.MaxUint64)
 	for n := r.number(MaxLeave); n > 0 && !r.bad; n-- {
 		size := int(r.take(1)[0])

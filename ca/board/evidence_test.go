@@ -49,8 +49,8 @@ func TestD2TenThousandConsumersInANote(t *testing.T) {
 	}
 }
 
-// TestD2EvidenceOutlivesItsProcess: what a process said stands until the next one knows more, and counts as lost; the note as it was
-// written is what gates go by.
+// TestD2EvidenceOutlivesItsProcess: what a process said stands until the next one knows more; the note as it was written is what
+// gates go by.
 func TestD2EvidenceOutlivesItsProcess(t *testing.T) {
 	inYard(t, func(y *yard) {
 		first, b := Open(y.open("a").config), y.open("b")
@@ -67,21 +67,22 @@ func TestD2EvidenceOutlivesItsProcess(t *testing.T) {
 		if all := first.All(); first.Announced() != ahead.Unix() || len(all) != 2 || len(all[1].Evidence.Behind) != 3 || all[1].Replica != "a" {
 			t.Errorf("announced is %d, and all are %+v", first.Announced(), all)
 		}
-		first.Last(func(n *Note) { n.Evidence.Final = true })
+		ahead = ahead.Add(-time.Minute)
+		first.Last(func(n *Note) { n.Evidence.Ahead = ahead })
 		stop()
 		sleep(time.Second)
-		if e := b.Others()[0].Evidence; !e.Final || !e.Whom(said.Goal).IsZero() || !e.Whom(document.Goal{Generation: 5}).Equal(ahead) {
+		if e := b.Others()[0].Evidence; !e.Ahead.Equal(ahead) || !e.Stragglers(said.Goal).IsZero() || !e.Stragglers(document.Goal{Generation: 5}).Equal(ahead) {
 			t.Errorf("once it has ended: %+v", e)
 		}
 		second := Open(first.config)
 		stop = y.run(second)
 		sleep(time.Second)
-		if n, known := second.Former(); !known || n == nil || !n.Evidence.Final || len(n.Evidence.Behind) != 3 {
+		if n, known := second.Former(); !known || n == nil || len(n.Evidence.Behind) != 3 {
 			t.Errorf("the second process finds %+v", n)
 		}
 		second.Own(func(n *Note) { n.LogID = 5 }) // knows nothing of consumers yet
 		sleep(2 * time.Second)
-		if n := b.Others()[0]; n.Acknowledged != 0 || n.Evidence.Final || len(n.Evidence.Behind) != 3 || !n.Evidence.Lost.Equal(ahead) || !n.Evidence.Whom(said.Goal).Equal(ahead) {
+		if n := b.Others()[0]; n.Acknowledged != 0 || len(n.Evidence.Behind) != 3 || !n.Evidence.Ahead.Equal(ahead) || !n.Evidence.Goal.Equal(said.Goal) {
 			t.Errorf("the second process says %+v", n)
 		}
 		stop()
@@ -89,7 +90,7 @@ func TestD2EvidenceOutlivesItsProcess(t *testing.T) {
 		if err := third.Write(y.ctx); err != nil {
 			t.Fatal(err)
 		}
-		if n, known := third.Former(); !known || n == nil || !third.Mine().Evidence.Lost.Equal(ahead) {
+		if n, known := third.Former(); !known || n == nil || !third.Mine().Evidence.Ahead.Equal(ahead) {
 			t.Errorf("the third process finds %v and says %+v", n, third.Mine())
 		}
 	})

@@ -62,7 +62,7 @@ func sample() Note {
 		},
 		Evidence: Evidence{
 			Goal: document.Goal{Generation: 1<<32 | 4, Leave: []string{"00", "aa", "aabb"}}, Ahead: time.Unix(1_800_000_500, 0).UTC(), Lost: time.Unix(1_800_000_400, 0).UTC(),
-			Final: true, Total: 12, Settled: []uint64{0, 3, 1<<64 - 1}, Behind: []Behind{
+			Total: 12, Settled: []uint64{0, 3, 1<<64 - 1}, Behind: []Behind{
 				{0, time.Unix(1_800_000_009, 0).UTC(), true}, {1, time.Unix(1_800_000_008, 0).UTC(), false}, {1 << 63, time.Unix(1_800_003_600, 0).UTC(), false},
 			},
 			Sample: []Laggard{{1, "agent spiffe://cluster.local/ns/a/sa/b", "proxy 7: no such thing"}, {2, "", "π"}},

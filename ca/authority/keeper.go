@@ -123,6 +123,9 @@ func Init(ctx context.Context, c Config, actor string) (*Document, error) {
 	if err != nil {
 		return nil, err
 	}
+	if _, err := doc.MakeBundleKey(c.Domain, c.Sealer); err != nil {
+		return nil, err
+	}
 	data, err := doc.Encode(c.Sealer)
 	if err != nil {
 		return nil, err
@@ -230,7 +233,7 @@ func load(ctx context.Context, c Config) (*Keeper, error) {
 func (a *Keeper) nothing() *held.Issuers {
 	c := a.config
 	return held.New(held.Config{
-		Domain: c.Domain, Sealer: c.Sealer, Keys: c.Keys, Log: c.Log, Profiles: c.Profiles, LogID: func() uint32 { return a.LogID() },
+		Domain: c.Domain, Sealer: c.Sealer, Keys: c.Keys, Log: c.Log, Profiles: c.Profiles, LogID: func() uint32 { return a.LogID() }, May: func() error { return a.MaySign() },
 		Lacks: a.lacksKey, Plugged: c.Plugged != nil,
 	})
 }
@@ -243,6 +246,9 @@ func (a *Keeper) offline() bool {
 
 // Issuer returns the issuer of the moment, or why nothing can be issued.
 func (a *Keeper) Issuer() (*ca.Issuer, error) {
+	if err := a.MaySign(); err != nil {
+		return nil, err
+	}
 	i := a.issuer.Load()
 	if i == nil {
 		if why := a.without.Load(); why != nil {

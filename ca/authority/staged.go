@@ -97,5 +97,8 @@ func (a *Keeper) HoldsPrepared(ctx context.Context) error {
 
 // CRLSigners returns the issuers whose CRLs verifiers need, one for each name and key.
 func (a *Keeper) CRLSigners(ctx context.Context) ([]CRLSigner, error) {
+	if err := a.MaySign(); err != nil {
+		return nil, err
+	}
 	return a.held.CRLSigners(ctx, a.Document())
 }

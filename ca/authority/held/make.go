@@ -43,6 +43,11 @@ func (h *Issuers) Root(ctx context.Context, d *document.Document) (*ca.Issuer, c
 	if err != nil {
 		return nil, nil, err
 	}
+	if c.May != nil {
+		if err := c.May(); err != nil {
+			return nil, nil, err
+		}
+	}
 	if !root.HasKey() {
 		return nil, nil, ErrOffline
 	}

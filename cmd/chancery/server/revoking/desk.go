@@ -96,13 +96,13 @@ func (d Desk) Checkpoints() []string {
 
 // mark is what agents are told of the document, to bring back to any server (decision D9).
 func (d *Desk) mark() *chanceryv1.DocumentMark {
-	version, mac := d.config.Authority.Mark()
-	return &chanceryv1.DocumentMark{Version: version, Mac: mac}
+	version, tainted, mac := d.config.Authority.Mark()
+	return &chanceryv1.DocumentMark{Version: version, Tainted: tainted, Mac: mac}
 }
 
 // seen takes what an agent brought back.
 func (d *Desk) seen(_ context.Context, m *chanceryv1.DocumentMark) {
-	if err := d.config.Authority.CheckMark(m.GetVersion(), m.GetMac()); err != nil {
+	if err := d.config.Authority.CheckMark(m.GetVersion(), m.GetTainted(), m.GetMac()); err != nil {
 		d.strange.Do(func() { // an agent can make up as many as it likes
 			d.config.Logger.Warn("an agent brings a mark of the document that is none", "reason", err.Error())
 		})

@@ -6,7 +6,6 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
 	"maps"
 	"net"
@@ -137,6 +136,14 @@ func (s *Server) openRotation() {
 	s.rotating = rotating.Open(rotating.DeskConfig{Domain: c.domain, Manager: s.rotation, ActorOf: adminsocket.ActorOf, Note: s.notes.Note})
 }
 
+// rootsFile is for agents that are new: missing on a server that is new on a shared store, and other roots after a rotation.
+func (s *Server) rootsFile() rotating.RootsFile {
+	return rotating.RootsFile{
+		Path: s.settings.rootsFile(), Logger: s.logger, Bundle: func() (*trust.Bundle, error) { return s.authority.Document().Bundle(s.settings.domain) },
+		Write: func() error { return s.settings.WriteRoots(s.authority.Document()) },
+	}
+}
+
 // openState opens store, sealing key, audit log and authority; the caller closes s on error.
 func (s *Server) openState(ctx context.Context) (err error) {
 	c := s.settings
@@ -168,11 +175,6 @@ func (s *Server) openState(ctx context.Context) (err error) {
 	})
 	if err != nil {
 		return err
-	}
-	if _, err := os.Lstat(c.rootsFile()); errors.Is(err, fs.ErrNotExist) { // as on a server that is new on a shared store
-		if err := c.WriteRoots(s.authority.Document()); err != nil {
-			s.logger.Warn("the file with the roots for agents is missing", "reason", err.Error())
-		}
 	}
 	s.board = board.Open(board.Config{
 		Store: s.store, Sealer: s.sealer, Domain: c.domain, Replica: c.place.Replica(), Format: document.Format, Logger: s.logger,
@@ -329,6 +331,7 @@ func (s *Server) Run(told context.Context, started func()) error {
 	g.Go(func() error { return s.authority.Run(ctx) })
 	g.Go(func() error { return s.board.Run(ctx) })
 	g.Go(func() error { return s.rotation.Run(ctx) })
+	g.Go(func() error { return s.rootsFile().Run(ctx) })
 	g.Go(func() error { return s.replicas.Run(ctx) })
 	g.Go(func() error {
 		return s.store.Watch(ctx, func() {

@@ -1,8 +1,8 @@
 // Package authority owns a server's hold on its authority document: making the first one, loading it, keeping the
 // issuer of the moment, renewing the issuer under its root, and taking plugged-in issuer files into use.
 //
-// It refuses to make a root on its own (invariant 11): Init is called by an explicit command. It refuses a change of
-// the root set in plugged-in files, with the steps that would be safe (decision D7).
+// It refuses to make a root on its own (invariant 11): Init is called by an explicit command, and MakeSuccessors for a rotation that was
+// asked for. It refuses a change of the roots in plugged-in files by more than one step (decision D7).
 package authority
 
 import (
@@ -20,6 +20,7 @@ import (
 	"github.com/chancery-project/chancery/ca"
 	"github.com/chancery-project/chancery/ca/audit"
 	"github.com/chancery-project/chancery/ca/authority/held"
+	"github.com/chancery-project/chancery/ca/authority/swap"
 	"github.com/chancery-project/chancery/ca/document"
 	"github.com/chancery-project/chancery/ca/files"
 	"github.com/chancery-project/chancery/ca/keys"
@@ -78,12 +79,13 @@ type Keeper struct {
 
 	taken    uint64 // version that take saw last; guarded by the lock of changes
 	held     *held.Issuers
-	announce func(context.Context) error // see Announce
-	mind     chan struct{}               // wakes who minds the issuer
-	used     func()                      // see OnUse
-	staged   bool                        // see Staged
-	making   atomic.Pointer[error]       // of the last try to make a rotation's successor; nil if it did not fail
-	cut      atomic.Pointer[cut]         // see bounded
+	announce func(context.Context) error  // see Announce
+	mind     chan struct{}                // wakes who minds the issuer
+	used     func()                       // see OnUse
+	seen     atomic.Pointer[swap.History] // what became of plugged-in files
+	staged   bool                         // see Staged
+	making   atomic.Pointer[error]        // of the last try to make a rotation's successor; nil if it did not fail
+	cut      atomic.Pointer[cut]          // see bounded
 }
 
 // Init makes the first document: with a new root and issuer, or adopting plugged-in files. store.ErrConflict if
@@ -351,22 +353,28 @@ func (a *Keeper) Run(ctx context.Context) error {
 	return a.Hold.Run(ctx)
 }
 
-// mindEvery is how often the driver looks whether there is something to do.
+// mindEvery is how often the driver looks whether there is something to do; sooner where issuers live for minutes.
 const mindEvery = time.Minute
 
 func (a *Keeper) mindAll(ctx context.Context) {
-	ticker := time.NewTicker(mindEvery)
-	defer ticker.Stop()
 	a.running = time.Now()
 	for {
 		a.Mind(ctx)
+		wait := mindEvery
+		if i := a.issuer.Load(); i != nil {
+			cert := i.Certificate()
+			wait = min(wait, max(cert.NotAfter.Sub(cert.NotBefore)/20, time.Second))
+		}
+		timer := time.NewTimer(wait)
 		select {
 		case <-ctx.Done():
+			timer.Stop()
 			return
 		case <-a.Driving():
 		case <-a.mind:
-		case <-ticker.C:
+		case <-timer.C:
 		}
+		timer.Stop()
 	}
 }
 
@@ -414,7 +422,7 @@ func (a *Keeper) mindIssuer(ctx context.Context, now time.Time) {
 		return
 	case over:
 		err = a.renew(ctx)
-	case !halfOver(i, now) || a.leaves(doc):
+	case !halfOver(i, now) || a.leaves(doc) && i.NotAfter().Sub(now) >= a.lead(i.Certificate())/2: // else its rotation does not get on
 		return
 	default:
 		err = a.prepare(ctx)

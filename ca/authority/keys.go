@@ -39,3 +39,11 @@ func (a *Keeper) KeyName() string {
 	}
 	return ""
 }
+
+// KeyPlace says in words where new keys lie.
+func (a *Keeper) KeyPlace() string {
+	if a.config.Keys == nil {
+		return "sealed in the authority document, each by itself"
+	}
+	return "in the key store, under a reference of its own"
+}

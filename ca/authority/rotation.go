@@ -10,6 +10,7 @@ import (
 	"github.com/chancery-project/chancery/ca"
 	"github.com/chancery-project/chancery/ca/audit"
 	"github.com/chancery-project/chancery/ca/authority/held"
+	"github.com/chancery-project/chancery/ca/authority/swap"
 	"github.com/chancery-project/chancery/ca/document"
 	"github.com/chancery-project/chancery/ca/replica"
 )
@@ -163,7 +164,7 @@ func (a *Keeper) Rotatable(kind document.AuthorityKind) error {
 	case err != nil:
 		return err
 	case a.config.Plugged != nil && kind == KindRoot:
-		return fmt.Errorf("the issuer is plugged in from %s, so its root is rotated by changing the files there, and the server follows: %s", a.config.Plugged.Dir, pluggedSteps)
+		return fmt.Errorf("the issuer is plugged in from %s, so its root is rotated by changing the files there, and the server follows: %s", a.config.Plugged.Dir, swap.Steps)
 	case a.config.Plugged != nil:
 		return fmt.Errorf("the issuer is plugged in from %s: put the next one, under the same root, there; it is used once every server and its agents have its CRL", a.config.Plugged.Dir)
 	case root.HasKey():
@@ -177,10 +178,6 @@ func (a *Keeper) Rotatable(kind document.AuthorityKind) error {
 	}
 	return held.ErrOffline
 }
-
-// pluggedSteps are those of decision D7.
-const pluggedSteps = "(1) add the new root to the root file beside the old one, with the same issuing key; (2) when `chancery rotate status` says that all proxies have it, " +
-	"change issuing certificate and key; (3) when it says that no certificate of the old one is left, take the old root out"
 
 // maxStale is how long a replica may lack the store's word that its document is the newest, until it must not sign what could outlive
 // its root (decision D4).

@@ -1,6 +1,7 @@
 package document
 
 import (
+	"bytes"
 	"crypto/x509"
 	"encoding/hex"
 	"slices"
@@ -152,9 +153,14 @@ func (a *Authority) RootID() string {
 	return RootOf(chain)
 }
 
-// RootOf returns the ID of the root above a chain, as its last certificate names it.
+// RootOf returns the ID of the root above a chain, as its last certificate names it. One that names nobody and is its own issuer is the
+// root itself.
 func RootOf(chain []*x509.Certificate) string {
-	return hex.EncodeToString(chain[len(chain)-1].AuthorityKeyId)
+	last := chain[len(chain)-1]
+	if len(last.AuthorityKeyId) == 0 && bytes.Equal(last.RawSubject, last.RawIssuer) {
+		return hex.EncodeToString(last.SubjectKeyId)
+	}
+	return hex.EncodeToString(last.AuthorityKeyId)
 }
 
 // Get returns an authority by ID; nil if there is none.

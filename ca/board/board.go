@@ -78,7 +78,7 @@ type Board struct {
 	former  *Note             // what our last run left; see Former
 	looked  bool              // for it
 	hurry   bool              // the next write need not wait for evidenceEvery
-	last    func(*Note)       // see Last
+	last    func()            // see Last
 	twin    time.Time         // when another process's note was found in place of ours; zero: never
 	twinSum [sha256.Size]byte // of that note
 }
@@ -139,11 +139,11 @@ func (b *Board) Former() (n *Note, known bool) {
 	return b.former, b.looked
 }
 
-// Last sets what is done to the own note before Run writes it the last time.
-func (b *Board) Last(change func(*Note)) {
+// Last sets what is called before Run writes the own note the last time.
+func (b *Board) Last(f func()) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.last = change
+	b.last = f
 }
 
 // All returns the notes of all replicas: the own one as it was written last, if it was, and those of Others, dead ones among them.
@@ -523,10 +523,10 @@ func (b *Board) Run(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			b.mu.Lock()
-			change := b.last
+			f := b.last
 			b.mu.Unlock()
-			if change != nil {
-				b.Own(change)
+			if f != nil {
+				f()
 			}
 			last, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
 			defer cancel()

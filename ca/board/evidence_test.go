@@ -68,7 +68,7 @@ func TestD2EvidenceOutlivesItsProcess(t *testing.T) {
 			t.Errorf("announced is %d, and all are %+v", first.Announced(), all)
 		}
 		ahead = ahead.Add(-time.Minute)
-		first.Last(func(n *Note) { n.Evidence.Ahead = ahead })
+		first.Last(func() { first.Own(func(n *Note) { n.Evidence.Ahead = ahead }) })
 		stop()
 		sleep(time.Second)
 		if e := b.Others()[0].Evidence; !e.Ahead.Equal(ahead) || !e.Stragglers(said.Goal).IsZero() || !e.Stragglers(document.Goal{Generation: 5}).Equal(ahead) {

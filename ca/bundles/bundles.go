@@ -13,6 +13,7 @@ import (
 	"fmt"
 	"log/slog"
 	"sync/atomic"
+	"time"
 
 	"github.com/chancery-project/chancery/ca/audit"
 	"github.com/chancery-project/chancery/ca/authority"
@@ -34,7 +35,8 @@ type Config struct {
 type Source struct {
 	config Config
 	known  atomic.Pointer[known]
-	told   string // why there was no key, when the log was told last; of Mind
+	told   string    // why there was no key, when the log was told last; of Mind,
+	next   time.Time // which does not try to make one before
 }
 
 // known is what one document says.
@@ -114,6 +116,9 @@ func (s *Source) Tainted(cert *x509.Certificate) bool {
 	return t != nil && t[string(cert.RawSubjectPublicKeyInfo)]
 }
 
+// makeEvery is how often it is tried to make the key: each try is a line in the audit log.
+const makeEvery = time.Minute
+
 // Mind makes the key where there is none and this server drives changes, and says in the log why bundles are not signed. It is called
 // again and again.
 func (s *Source) Mind(ctx context.Context) {
@@ -123,7 +128,8 @@ func (s *Source) Mind(ctx context.Context) {
 		return
 	}
 	err := k.noKey
-	if errors.Is(err, ErrNoKey) && s.config.Authority.Drives() {
+	if now := time.Now(); errors.Is(err, ErrNoKey) && s.config.Authority.Drives() && !now.Before(s.next) {
+		s.next = now.Add(makeEvery)
 		if err = s.make(ctx); err == nil || errors.Is(err, replica.ErrNotDriver) {
 			return
 		}

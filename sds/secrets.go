@@ -2,6 +2,9 @@ package sds
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
@@ -13,6 +16,7 @@ import (
 	rpcstatus "google.golang.org/genproto/googleapis/rpc/status"
 
 	"github.com/chancery-project/chancery/sds/secret"
+	"github.com/chancery-project/chancery/sds/view"
 )
 
 // typeURL is the one type of resource that is served.
@@ -120,8 +124,8 @@ func (s *secretService) FetchSecrets(ctx context.Context, r *discoveryv3.Discove
 	if _, err := sub.replace(s.Server, r.GetResourceNames()); err != nil {
 		return nil, err
 	}
-	view, _ := source()
-	d := s.compare(sub, view)
+	seen, _ := source()
+	d := s.compare(sub, seen)
 	s.reportAbsent(sub, d.absent)
 	if len(d.full) == 0 && len(d.absent) == 0 {
 		return nil, status.Error(codes.Unavailable, "nothing has been issued to this caller yet; try again")
@@ -170,7 +174,7 @@ func (s *Server) settle(sub *subscription, nonce string, e *rpcstatus.Status) bo
 		names := make([]string, len(items))
 		for i, it := range items {
 			names[i] = it.name
-			s.cfg.Metrics.nacks.WithLabelValues(string(kindOf(it.name))).Inc()
+			s.cfg.Metrics.nacks.WithLabelValues(string(view.KindOf(it.name))).Inc()
 		}
 		s.cfg.Logger.Warn("proxy rejected secrets", "node", sub.nodeID(), "uid", sub.peer.UID, "resources", names, "reason", *message)
 	}
@@ -179,7 +183,19 @@ func (s *Server) settle(sub *subscription, nonce string, e *rpcstatus.Status) bo
 
 func (s *Server) reportAbsent(sub *subscription, names []string) {
 	for _, n := range names {
-		s.cfg.Metrics.unknown.WithLabelValues(string(kindOf(n))).Inc()
+		s.cfg.Metrics.unknown.WithLabelValues(string(view.KindOf(n))).Inc()
 		s.cfg.Logger.Info("unknown resource asked for", "node", sub.nodeID(), "uid", sub.peer.UID, "resource", clip(n, 256))
 	}
+}
+
+// versionOf names a set of resources by their names and versions.
+func versionOf(rs []*secret.Resource) string {
+	if len(rs) == 1 {
+		return rs[0].Version
+	}
+	h := sha256.New()
+	for _, r := range rs {
+		fmt.Fprintf(h, "%q %s\n", r.Name, r.Version)
+	}
+	return hex.EncodeToString(h.Sum(nil)[:16])
 }

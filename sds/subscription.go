@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/chancery-project/chancery/sds/secret"
+	"github.com/chancery-project/chancery/sds/view"
 )
 
 // Bounds of what one stream may ask for.
@@ -182,7 +183,7 @@ func (sub *subscription) add(s *Server, name string) *entry {
 	if e == nil {
 		e = new(entry)
 		sub.names[name] = e
-		if ref, ok := fileRef(name); ok {
+		if ref, ok := view.FileRef(name); ok {
 			if err := s.files.Hold(ref); err != nil {
 				s.cfg.Logger.Warn("file name refused", "resource", name, "reason", err.Error())
 			} else {
@@ -223,7 +224,7 @@ func (sub *subscription) dropUnasked(s *Server) {
 
 // remove forgets a name. The caller holds mu.
 func (sub *subscription) remove(s *Server, name string) {
-	if ref, ok := fileRef(name); ok && sub.names[name].held {
+	if ref, ok := view.FileRef(name); ok && sub.names[name].held {
 		s.files.Drop(ref)
 	}
 	delete(sub.names, name)
@@ -244,9 +245,9 @@ func (s *Server) compare(sub *subscription, v *View) difference {
 	var d difference
 	for _, name := range slices.Sorted(maps.Keys(sub.names)) {
 		e := sub.names[name]
-		a := s.answerFor(v, name)
+		a := v.Answer(s.files, name)
 		r := s.currentOf(sub.api, e, name, a)
-		d.settled = d.settled || a.standing != pending
+		d.settled = d.settled || a.Standing != view.Pending
 		switch {
 		case r != nil:
 			d.full = append(d.full, r)
@@ -254,13 +255,13 @@ func (s *Server) compare(sub *subscription, v *View) difference {
 				d.changed = append(d.changed, r)
 			}
 			e.sent, e.told = r, false
-			if r.Version == a.version {
+			if r.Version == a.Version {
 				e.current = v.Generation
 			}
-			if r.Version == a.version && e.acked.Version == r.Version {
+			if r.Version == a.Version && e.acked.Version == r.Version {
 				e.acked.Generation = v.Generation
 			}
-		case a.standing != unknown:
+		case a.Standing != view.Unknown:
 		case e.sent != nil:
 			e.sent, e.acked, e.told = nil, Confirmed{}, true
 			d.removed = append(d.removed, name)
@@ -276,26 +277,26 @@ func (s *Server) compare(sub *subscription, v *View) difference {
 }
 
 // currentOf returns what a name should hold now; nil means nothing.
-func (s *Server) currentOf(api string, e *entry, name string, a answer) *secret.Resource {
+func (s *Server) currentOf(api string, e *entry, name string, a view.Answer) *secret.Resource {
 	var has *secret.Resource // sent on this stream, not remembered by its client from an earlier one
 	if e.sent != nil && e.sent.Packed != nil {
 		has = e.sent
 	}
 	switch {
-	case a.standing == pending:
+	case a.Standing == view.Pending:
 		return has
-	case a.standing == unknown:
+	case a.Standing == view.Unknown:
 		// Only what this stream was sent is taken back so: an agent that has just started may not know every bundle
 		// yet that its clients remember.
-		if has == nil || !kindOf(name).validates() || has.Version == nobodyVersion && api == APIDelta {
+		if has == nil || !view.KindOf(name).Validates() || has.Version == view.NobodyVersion && api == APIDelta {
 			return nil
 		}
-		a = nobodyAnswer
+		a = view.NobodyAnswer
 	}
-	if has != nil && has.Version == a.version {
+	if has != nil && has.Version == a.Version {
 		return has
 	}
-	r, err := s.cache.Get(name, a.version, a.build)
+	r, err := s.cache.Get(name, a.Version, a.Build)
 	if err != nil {
 		s.cfg.Logger.Error("secret not served; the proxy keeps what it has", "resource", name, "reason", err.Error())
 		return has

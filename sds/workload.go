@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/chancery-project/chancery/sds/secret"
+	"github.com/chancery-project/chancery/sds/view"
 	"github.com/chancery-project/chancery/trust"
 )
 
@@ -122,9 +123,9 @@ func svidVersion(v *View) string {
 	}
 	var parts [][]byte
 	for i, id := range v.Identities {
-		parts = append(parts, []byte("svid:"+v.hint(i)))
-		parts = append(parts, rawOf(id.Chain)...)
-		parts = appendCRLs(append(parts, v.bundleOf(id).DER()), v.bundleOf(id))
+		parts = append(parts, []byte("svid:"+v.Hint(i)))
+		parts = append(parts, view.RawOf(id.Chain)...)
+		parts = view.AppendCRLs(append(parts, v.BundleOf(id).DER()), v.BundleOf(id))
 	}
 	return secret.Version("svids", append(parts, []byte(bundlesVersion(v)))...)
 }
@@ -139,13 +140,13 @@ func svidResponse(v *View) (*workload.X509SVIDResponse, error) {
 		if err != nil {
 			return nil, fmt.Errorf("encoding private key of %s: %w", id.ID, err)
 		}
-		own := v.bundleOf(id)
+		own := v.BundleOf(id)
 		resp.Svids = append(resp.Svids, &workload.X509SVID{
 			SpiffeId:    id.ID.String(),
 			X509Svid:    trust.ConcatDER(id.Chain),
 			X509SvidKey: key,
 			Bundle:      trust.ConcatDER(secret.RootsOf(own)),
-			Hint:        v.hint(i),
+			Hint:        v.Hint(i),
 		})
 		delete(resp.FederatedBundles, own.Domain().URI())
 	}
@@ -167,7 +168,7 @@ func bundlesVersion(v *View) string {
 	}
 	var parts [][]byte
 	for _, b := range v.Bundles {
-		parts = appendCRLs(append(parts, []byte(b.Domain().URI()), b.DER()), b)
+		parts = view.AppendCRLs(append(parts, []byte(b.Domain().URI()), b.DER()), b)
 	}
 	return secret.Version("bundles", parts...)
 }

@@ -51,6 +51,7 @@ func (s *secretService) StreamSecrets(stream secretv3.SecretDiscoveryService_Str
 		return err
 	}
 	return follow(stream, sub.pump, handle, func(v *View) error {
+		s.prepare(sub, v)
 		d := s.compare(sub, v)
 		s.reportAbsent(sub, d.absent)
 		// What is only pending is waited for; see View.Identities.
@@ -63,7 +64,7 @@ func (s *secretService) StreamSecrets(stream secretv3.SecretDiscoveryService_Str
 			VersionInfo: versionOf(d.full),
 			Resources:   secretsOf(d.full),
 			TypeUrl:     typeURL,
-			Nonce:       sub.launch(d.full, v.Generation),
+			Nonce:       sub.launch(d.full, v),
 		})
 	})
 }
@@ -87,6 +88,7 @@ func (s *secretService) DeltaSecrets(stream secretv3.SecretDiscoveryService_Delt
 		return sub.update(s.Server, r.GetResourceNamesSubscribe(), r.GetResourceNamesUnsubscribe(), r.GetInitialResourceVersions())
 	}
 	return follow(stream, sub.pump, handle, func(v *View) error {
+		s.prepare(sub, v)
 		for {
 			d := s.compare(sub, v)
 			s.reportAbsent(sub, d.absent)
@@ -97,7 +99,7 @@ func (s *secretService) DeltaSecrets(stream secretv3.SecretDiscoveryService_Delt
 				SystemVersionInfo: versionOf(d.full),
 				TypeUrl:           typeURL,
 				RemovedResources:  append(d.removed, d.absent...),
-				Nonce:             sub.launch(d.changed, v.Generation),
+				Nonce:             sub.launch(d.changed, v),
 			}
 			for _, r := range d.changed {
 				resp.Resources = append(resp.Resources, &discoveryv3.Resource{Name: r.Name, Version: r.Version, Resource: r.Packed})
@@ -120,11 +122,14 @@ func (s *secretService) FetchSecrets(ctx context.Context, r *discoveryv3.Discove
 		return nil, err
 	}
 	sub := &subscription{api: APIStateOfTheWorld, peer: p, names: make(map[string]*entry)}
+	sub.consumer = s.join(p, APIStateOfTheWorld)
+	defer s.leave(sub)
 	defer sub.forget(s.Server)
 	if _, err := sub.replace(s.Server, r.GetResourceNames()); err != nil {
 		return nil, err
 	}
 	seen, _ := source()
+	s.prepare(sub, seen)
 	d := s.compare(sub, seen)
 	s.reportAbsent(sub, d.absent)
 	if len(d.full) == 0 && len(d.absent) == 0 {

@@ -79,11 +79,13 @@ func deliver[T any](s *Server, stream grpc.ServerStreamingServer[T], api string,
 	sent := ""
 	for {
 		view, changed := source()
-		now := version(view)
+		now, kept := version(view), false
 		switch {
 		case now == "" && sent != "":
 			return status.Error(codes.PermissionDenied, "no identity issued: all that was issued has been withdrawn")
 		case now == sent:
+		case api == APIX509SVID && !s.entered(sub, view): // the caller keeps what it has
+			kept = true
 		default:
 			msg, err := render(view)
 			if err != nil {
@@ -95,26 +97,21 @@ func deliver[T any](s *Server, stream grpc.ServerStreamingServer[T], api string,
 			}
 			s.cfg.Metrics.pushes.WithLabelValues(api).Inc()
 		}
-		sent = now
-		sub.delivered(sent, view.Generation)
+		if !kept {
+			sent = now
+		}
+		if !kept && sent != "" {
+			s.delivered(sub, sent, view)
+		}
 		select {
 		case <-changed:
+		case <-sub.again():
 		case <-stream.Context().Done():
 			return status.FromContextError(stream.Context().Err()).Err()
 		case <-s.stopping:
 			return errStopping
 		}
 	}
-}
-
-// delivered notes what a stream of the Workload API holds. Its clients do not acknowledge.
-func (sub *subscription) delivered(version string, generation uint64) {
-	if version == "" {
-		return
-	}
-	sub.mu.Lock()
-	defer sub.mu.Unlock()
-	sub.names[sub.api] = &entry{sent: &secret.Resource{Name: sub.api, Version: version}, current: generation}
 }
 
 func svidVersion(v *View) string {

@@ -88,6 +88,11 @@ type Answer struct {
 	Standing Standing
 	Version  string
 	Build    func() (*tlsv3.Secret, error)
+	Identity *trust.Identity // whose chain and key it is; nil for all else
+}
+
+func known(version string, build func() (*tlsv3.Secret, error)) Answer {
+	return Answer{Standing: Known, Version: version, Build: build}
 }
 
 // Answer looks a name up. Files are taken from the watcher.
@@ -114,9 +119,11 @@ func (v *View) Answer(f *files.Watcher, name string) Answer {
 }
 
 func identityAnswer(id *trust.Identity) Answer {
-	return Answer{Known, secret.Version("identity", RawOf(id.Chain)...), func() (*tlsv3.Secret, error) {
+	a := known(secret.Version("identity", RawOf(id.Chain)...), func() (*tlsv3.Secret, error) {
 		return secret.Certificate(id.Chain, id.Key)
-	}}
+	})
+	a.Identity = id
+	return a
 }
 
 func contextAnswer(v *View, k Kind, name string) Answer {
@@ -157,9 +164,9 @@ func rootsAnswer(b *trust.Bundle, ids []trust.ID) Answer {
 		parts = append(parts, []byte("san:"+p))
 	}
 	parts = AppendCRLs(parts, b)
-	return Answer{Known, secret.Version("roots", parts...), func() (*tlsv3.Secret, error) {
+	return known(secret.Version("roots", parts...), func() (*tlsv3.Secret, error) {
 		return secret.Roots(b, peers), nil
-	}}
+	})
 }
 
 // AppendCRLs appends what stands for a bundle's CRLs; nothing where there are none.
@@ -180,9 +187,9 @@ func allAnswer(bundles []*trust.Bundle) Answer {
 		parts = append(parts, []byte("domain:"+b.Domain().String()))
 		parts = append(parts, RawOf(b.Roots())...)
 	}
-	return Answer{Known, secret.Version("all", parts...), func() (*tlsv3.Secret, error) {
+	return known(secret.Version("all", parts...), func() (*tlsv3.Secret, error) {
 		return secret.RootsByDomain(sorted)
-	}}
+	})
 }
 
 // fileAnswer is the content of files that the name tells.
@@ -195,12 +202,12 @@ func fileAnswer(f *files.Watcher, name string) Answer {
 	if c == nil {
 		return Answer{}
 	}
-	return Answer{Known, secret.Version("file", c.Certificates), func() (*tlsv3.Secret, error) {
+	return known(secret.Version("file", c.Certificates), func() (*tlsv3.Secret, error) {
 		if c.Key == nil {
 			return secret.RootsPEM(c.Certificates), nil
 		}
 		return secret.CertificatePEM(c.Certificates, c.Key), nil
-	}}
+	})
 }
 
 // FileRef returns the files that a name of the form file-cert:CERT~KEY or file-root:CA tells; ok is false for others.
@@ -219,7 +226,7 @@ const NobodyVersion = "nobody"
 // NobodyAnswer is what a validation context becomes when its roots or its name go. Envoy ignores the removal of a
 // secret, over delta as over state of the world, and would go on trusting the last roots it got; so it is first sent
 // a context that no certificate satisfies, and only then told that the name is gone.
-var NobodyAnswer = Answer{Known, NobodyVersion, func() (*tlsv3.Secret, error) { return secret.Nobody(), nil }}
+var NobodyAnswer = known(NobodyVersion, func() (*tlsv3.Secret, error) { return secret.Nobody(), nil })
 
 // RawOf returns the DER bytes of certificates.
 func RawOf(certs []*x509.Certificate) [][]byte {

@@ -56,3 +56,15 @@ func (v *View) Hint(i int) string {
 	}
 	return v.Hints[i]
 }
+
+// TrustsOwn reports whether a name is that of a validation context with the roots of the caller's own trust domain: what the caller
+// acknowledges of it says which generation of the bundle it has.
+func (v *View) TrustsOwn(name string) bool {
+	switch k := KindOf(name); k {
+	case KindRoots, KindAll, KindService:
+		return true
+	case KindDomain:
+		return v.Own() != nil && v.Own().Domain().URI() == name
+	}
+	return false
+}

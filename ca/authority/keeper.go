@@ -496,7 +496,7 @@ func (a *Keeper) succeed(ctx context.Context, put func(next *Document, key Key, 
 	if err != nil {
 		return err
 	}
-	cert, key, err := a.held.NewIssuer(ctx, doc, c.IssuerTTL)
+	cert, key, err := a.held.NewIssuer(ctx, doc, "", c.IssuerTTL)
 	if err != nil {
 		return fmt.Errorf("making the next issuer: %w", err)
 	}

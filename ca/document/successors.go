@@ -48,10 +48,10 @@ func (d *Document) AddSuccessors(td trust.Domain, s *keys.Sealer, root, issuer *
 	return nil
 }
 
-// Renewed notes that one issuer took the place of another under the same root while a rotation is under way from that root, or to it.
+// Renewed notes that one issuer took the place of another under the same root while a rotation is under way from that one, or to it.
 func (s *DomainState) Renewed(old, now string) {
 	a, b, r := s.Get(KindIssuer, old), s.Get(KindIssuer, now), s.Rotation
-	if r == nil || r.Kind != KindRoot || b == nil || a != nil && a.RootID() != b.RootID() {
+	if r == nil || b == nil || a != nil && a.RootID() != b.RootID() {
 		return
 	}
 	switch old {

@@ -340,7 +340,7 @@ func (a *Keeper) Run(ctx context.Context) error {
 	if set := a.newest.Load(); set != nil {
 		w := files.Watcher{
 			Dir: a.config.Plugged.Dir, Layout: a.config.Plugged.Layout, Last: set, Logger: a.config.Logger,
-			Apply: func(s *files.Set) error { return a.hold(ctx, s) },
+			Apply: func(s *files.Set) error { return a.TakeFiles(ctx, s) },
 		}
 		wg.Go(func() { w.Run(ctx) })
 	}

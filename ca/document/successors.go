@@ -30,6 +30,11 @@ func (d *Document) AddSuccessors(td trust.Domain, s *keys.Sealer, root, issuer *
 	case root != nil && r.ToRoot != "" || issuer != nil && r.ToIssuer != "":
 		return fmt.Errorf("rotation %s has its successor already", r.ID)
 	}
+	defer func() {
+		if r.Phase == PhaseDistribute { // what was acknowledged by now was without it
+			r.Generation, r.Version = state.Generation, d.Version
+		}
+	}()
 	if root != nil {
 		if err := d.add(td, KindRoot, StatePrepared, root.Key, s, root.Certificate); err != nil {
 			return err

@@ -146,6 +146,9 @@ func (m *Manager) drive(ctx context.Context, now time.Time) error {
 		if err != nil {
 			return err
 		}
+		if m.config.Authority.Document().Rotating(m.config.Domain) == nil { // they ended it
+			continue
+		}
 		moved, err := m.advance(ctx, e, told, now)
 		if err != nil || !moved {
 			return err

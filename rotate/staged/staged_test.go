@@ -459,7 +459,7 @@ func TestIssuerThatEndsIsFollowed(t *testing.T) {
 				w.t.Fatal(err)
 			}
 		}, func(w *world, r *document.Rotation, signs string) bool {
-			return signs != r.FromIssuer && signs != r.ToIssuer
+			return signs == r.FromIssuer
 		}},
 		"root": {document.KindRoot, func(w *world, a *server) { w.all["b"].numb = true }, func(w *world, r *document.Rotation, signs string) bool {
 			return w.state().Get(document.KindIssuer, signs).RootID() == r.FromRoot && r.FromIssuer == signs && r.Phase == document.PhaseDistribute

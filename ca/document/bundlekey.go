@@ -75,6 +75,17 @@ func (d *Document) NoteTaints(before *Document) {
 	}
 }
 
+// tainted returns since when authorities are tainted, by kind and ID.
+func (s *DomainState) tainted() map[string]*time.Time {
+	all := map[string]*time.Time{}
+	for i := range s.Authorities {
+		if a := &s.Authorities[i]; a.Tainted != nil {
+			all[string(a.Kind)+a.ID] = a.Tainted
+		}
+	}
+	return all
+}
+
 // TaintedAt returns the version that last tainted an authority of a trust domain; 0 if none did.
 func (d *Document) TaintedAt(td trust.Domain) uint64 {
 	if state := d.Domains[td.String()]; state != nil {

@@ -41,7 +41,7 @@ func (d *Document) KeepFrom(replaced *Document) (kept []string) {
 		if old == nil {
 			continue
 		}
-		tainted := old.tainted()
+		tainted := old.everTainted()
 		for i := range state.Authorities {
 			a := &state.Authorities[i]
 			if since := tainted[string(a.Kind)+a.ID]; since != nil && a.Tainted == nil {
@@ -57,18 +57,18 @@ func (d *Document) KeepFrom(replaced *Document) (kept []string) {
 	return kept
 }
 
-// tainted returns since when authorities are tainted, by kind and ID; also those that have left after that.
-func (s *DomainState) tainted() map[string]*time.Time {
-	all := map[string]*time.Time{}
+// everTainted is tainted, and those that have left after a rotation that a taint began.
+func (s *DomainState) everTainted() map[string]*time.Time {
+	all := s.tainted()
 	for i := range s.Past {
 		r := &s.Past[i]
-		if r.Reason == ReasonCompromised && !r.Back {
-			all[string(KindRoot)+r.FromRoot], all[string(KindIssuer)+r.FromIssuer] = &r.Started, &r.Started
+		if r.Reason != ReasonCompromised || r.Back {
+			continue
 		}
-	}
-	for i := range s.Authorities {
-		if a := &s.Authorities[i]; a.Tainted != nil {
-			all[string(a.Kind)+a.ID] = a.Tainted
+		for _, key := range []string{string(KindRoot) + r.FromRoot, string(KindIssuer) + r.FromIssuer} {
+			if all[key] == nil {
+				all[key] = &r.Started
+			}
 		}
 	}
 	return all

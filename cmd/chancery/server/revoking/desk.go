@@ -103,8 +103,8 @@ func (d Desk) Revoked() *revocation.Set { return d.manager.Set() }
 // Bundles returns the roots as the bundle key signs them.
 func (d Desk) Bundles() *answers.Bundles { return d.bundles }
 
-// Signer returns what signs bundles, or why nothing does.
-func (d Desk) Signer() (*trust.BundleSigner, error) { return d.source.Signer() }
+// BundleKey returns the public key that agents pin, and why it signs nothing.
+func (d Desk) BundleKey() ([]byte, error) { return d.source.Key() }
 
 // Tainted reports whether a certificate's key is that of an authority that is tainted.
 func (d Desk) Tainted(cert *x509.Certificate) bool { return d.source.Tainted(cert) }

@@ -46,6 +46,16 @@ func waitState(t *testing.T, table *consumers.Table, what string, newest uint64,
 	}
 }
 
+// waitStream waits until some stream is as a test wants it, and what came of that has been noted.
+func waitStream(a *agent, what string, is func(StreamStatus) bool) {
+	a.t.Helper()
+	for end := time.Now().Add(20 * time.Second); !slices.ContainsFunc(a.server.Streams(), is); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			a.t.Fatalf("never came to be: %s", what)
+		}
+	}
+}
+
 // sent returns, in order, what versions of a name streams were sent last.
 func (a *agent) sent(name string) (all []string) {
 	for _, st := range a.server.Streams() {
@@ -145,10 +155,12 @@ func TestD1ReplacedOnceAcknowledged(t *testing.T) {
 	two.next()
 	want(t, "issuers that may be presented", held(), 2)
 	one.ack()
-	time.Sleep(50 * time.Millisecond)
+	waitStream(a, "the first has acknowledged", func(st StreamStatus) bool {
+		return st.Resources[0].Name == NameDefault && st.Resources[0].Acked == st.Resources[0].Sent
+	})
 	want(t, "issuers while one stream has not acknowledged", held(), 2)
 	two.nackWith("no")
-	time.Sleep(50 * time.Millisecond)
+	waitStream(a, "the second has rejected", func(st StreamStatus) bool { return st.LastNACK != nil })
 	want(t, "issuers after a rejection", held(), 2)
 	two.ack() // it is no answer any more
 	again := a.sotw(old.ID.String())

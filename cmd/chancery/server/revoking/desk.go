@@ -7,6 +7,7 @@ package revoking
 
 import (
 	"context"
+	"crypto/x509"
 	"fmt"
 	"log/slog"
 	"slices"
@@ -21,12 +22,14 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/chancery-project/chancery/api/chanceryv1"
+	"github.com/chancery-project/chancery/ca"
 	"github.com/chancery-project/chancery/ca/audit"
 	"github.com/chancery-project/chancery/ca/authority"
 	"github.com/chancery-project/chancery/ca/board"
 	"github.com/chancery-project/chancery/ca/issuelog"
 	"github.com/chancery-project/chancery/ca/revocation"
 	"github.com/chancery-project/chancery/csr/agents"
+	"github.com/chancery-project/chancery/csr/evidence"
 	"github.com/chancery-project/chancery/trust"
 )
 
@@ -39,6 +42,8 @@ type Config struct {
 	Log       *audit.Log
 	Clusters  []string                              // names of those that are configured
 	Own       func() string                         // serial of the server's own certificate, hex; empty if it has none
+	Leaf      func() *x509.Certificate              // the server's own certificate; nil if it has none. May be nil
+	Profile   *ca.Profile                           // of what is issued; nil: one with the default lives
 	ActorOf   func(context.Context) (string, error) // who calls, or a refusal
 	Logger    *slog.Logger
 	Metrics   prometheus.Registerer
@@ -50,6 +55,7 @@ type Desk struct {
 	config  Config
 	manager *revocation.Manager
 	hub     *agents.Hub
+	ledger  *evidence.Ledger
 	strange *rate.Sometimes // says that a mark is none
 }
 
@@ -63,9 +69,11 @@ const (
 // Open makes a desk. What the document says is refused from here on.
 func Open(c Config) *Desk {
 	d := &Desk{config: c, strange: &rate.Sometimes{Interval: time.Minute}}
-	d.hub = agents.New(agents.Config{Checkpoints: d.Checkpoints, Mark: d.mark, Seen: d.seen, Metrics: c.Metrics})
+	d.ledger = evidence.New(d.consumers())
+	d.hub = agents.New(agents.Config{Checkpoints: d.Checkpoints, Mark: d.mark, Seen: d.seen, Ledger: d.ledger, Metrics: c.Metrics})
 	d.manager = revocation.New(revocation.Config{
 		Domain: c.Domain, Authority: c.Authority, Issuance: c.Issuance, Board: c.Board, Logger: c.Logger, Metrics: c.Metrics, Publish: d.publish,
+		Acknowledge: d.acknowledge,
 	})
 	c.Authority.Announce(d.announce)
 	return d
@@ -113,6 +121,7 @@ func (d *Desk) seen(_ context.Context, m *chanceryv1.DocumentMark) {
 func (d Desk) Run(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return d.manager.Run(ctx) })
+	g.Go(func() error { return d.ledger.Run(ctx) })
 	g.Go(func() error {
 		ticker := time.NewTicker(time.Second)
 		defer ticker.Stop()
@@ -136,6 +145,7 @@ func (d *Desk) publish(l *revocation.Lists) {
 	for _, x := range l.Bundle.Roots() {
 		m.Bundle.Roots = append(m.Bundle.Roots, x.Raw)
 	}
+	m.Reissue = d.reissue(l.Leave)
 	if err := d.hub.Publish(m); err != nil { // a fault of ours
 		d.config.Logger.Error("agents are not told of roots and CRLs", "reason", err.Error())
 	}

@@ -29,15 +29,15 @@ func TestD6EveryInitMakesABundleKey(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			c := setup(t, t.TempDir())
 			change(t, &c)
-			doc, err := Init(t.Context(), c, "test")
-			if err != nil {
+			if _, err := Init(t.Context(), c, "test"); err != nil {
 				t.Fatal(err)
 			}
 			data, version, err := c.Store.Load(t.Context())
 			if err != nil {
 				t.Fatal(err)
 			}
-			if doc, err = DecodeDocument(data, version, c.Sealer); err != nil {
+			doc, err := DecodeDocument(data, version, c.Sealer)
+			if err != nil {
 				t.Fatal(err)
 			}
 			key := doc.State(c.Domain).BundleKey

@@ -65,3 +65,15 @@ func KeyFingerprint(key []byte) string {
 	sum := sha256.Sum256(key)
 	return hex.EncodeToString(sum[:16])
 }
+
+// BundleSigner signs bundles by one key.
+type BundleSigner struct{ key ed25519.PrivateKey }
+
+// NewBundleSigner returns a signer by a key.
+func NewBundleSigner(key ed25519.PrivateKey) *BundleSigner { return &BundleSigner{key} }
+
+// Sign signs a serialized bundle.
+func (s *BundleSigner) Sign(bundle []byte) SignedBundle { return SignBundle(s.key, bundle) }
+
+// Public returns the public key, which agents pin.
+func (s *BundleSigner) Public() ed25519.PublicKey { return s.key.Public().(ed25519.PublicKey) }

@@ -3351,10 +3351,12 @@ func (x *GetAuthoritiesResponse) GetDomains() []*DomainAuthorities {
 }
 
 type DomainAuthorities struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	TrustDomain   string                 `protobuf:"bytes,1,opt,name=trust_domain,json=trustDomain,proto3" json:"trust_domain,omitempty"`
-	Generation    uint64                 `protobuf:"varint,2,opt,name=generation,proto3" json:"generation,omitempty"`
-	Authorities   []*Authority           `protobuf:"bytes,3,rep,name=authorities,proto3" json:"authorities,omitempty"`
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	TrustDomain string                 `protobuf:"bytes,1,opt,name=trust_domain,json=trustDomain,proto3" json:"trust_domain,omitempty"`
+	Generation  uint64                 `protobuf:"varint,2,opt,name=generation,proto3" json:"generation,omitempty"`
+	Authorities []*Authority           `protobuf:"bytes,3,rep,name=authorities,proto3" json:"authorities,omitempty"`
+	// Ed25519 public key that agents pin, 32 bytes; empty if there is none yet.
+	BundleKey     []byte `protobuf:"bytes,4,opt,name=bundle_key,json=bundleKey,proto3" json:"bundle_key,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3410,17 +3412,26 @@ func (x *DomainAuthorities) GetAuthorities() []*Authority {
 	return nil
 }
 
+func (x *DomainAuthorities) GetBundleKey() []byte {
+	if x != nil {
+		return x.BundleKey
+	}
+	return nil
+}
+
 type Authority struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Subject key identifier in hex.
 	Id string `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
 	// "root" or "issuer".
 	Kind string `protobuf:"bytes,2,opt,name=kind,proto3" json:"kind,omitempty"`
-	// "prepared", "active", "retiring" or "tainted".
+	// "prepared", "active" or "retiring".
 	State      string `protobuf:"bytes,3,opt,name=state,proto3" json:"state,omitempty"`
 	Generation uint64 `protobuf:"varint,4,opt,name=generation,proto3" json:"generation,omitempty"`
 	// DER.
-	Certificate   []byte `protobuf:"bytes,5,opt,name=certificate,proto3" json:"certificate,omitempty"`
+	Certificate []byte `protobuf:"bytes,5,opt,name=certificate,proto3" json:"certificate,omitempty"`
+	// Since when its key is thought to be known to others; absent if it is not.
+	Tainted       *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=tainted,proto3" json:"tainted,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3486,6 +3497,13 @@ func (x *Authority) GetGeneration() uint64 {
 func (x *Authority) GetCertificate() []byte {
 	if x != nil {
 		return x.Certificate
+	}
+	return nil
+}
+
+func (x *Authority) GetTainted() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Tainted
 	}
 	return nil
 }
@@ -3706,9 +3724,13 @@ type GetStatusResponse_Document struct {
 	Generation uint64                   `protobuf:"varint,2,opt,name=generation,proto3" json:"generation,omitempty"`
 	Logs       []*GetStatusResponse_Log `protobuf:"bytes,3,rep,name=logs,proto3" json:"logs,omitempty"`
 	// When an issuer was requested whose certificate was not imported yet; absent if none was.
-	Requested     *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=requested,proto3" json:"requested,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Requested *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=requested,proto3" json:"requested,omitempty"`
+	// Public key that agents pin, 32 bytes; empty if there is none yet.
+	BundleKey []byte `protobuf:"bytes,5,opt,name=bundle_key,json=bundleKey,proto3" json:"bundle_key,omitempty"`
+	// Why bundles are not signed by it; empty if they are.
+	BundleKeyError string `protobuf:"bytes,6,opt,name=bundle_key_error,json=bundleKeyError,proto3" json:"bundle_key_error,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *GetStatusResponse_Document) Reset() {
@@ -3767,6 +3789,20 @@ func (x *GetStatusResponse_Document) GetRequested() *timestamppb.Timestamp {
 		return x.Requested
 	}
 	return nil
+}
+
+func (x *GetStatusResponse_Document) GetBundleKey() []byte {
+	if x != nil {
+		return x.BundleKey
+	}
+	return nil
+}
+
+func (x *GetStatusResponse_Document) GetBundleKeyError() string {
+	if x != nil {
+		return x.BundleKeyError
+	}
+	return ""
 }
 
 type GetStatusResponse_Log struct {
@@ -3955,7 +3991,9 @@ type GetStatusResponse_Certificate struct {
 	// Whether it is part of the chain that signs now, or the server's own.
 	InUse bool `protobuf:"varint,3,opt,name=in_use,json=inUse,proto3" json:"in_use,omitempty"`
 	// DER.
-	Certificate   []byte `protobuf:"bytes,4,opt,name=certificate,proto3" json:"certificate,omitempty"`
+	Certificate []byte `protobuf:"bytes,4,opt,name=certificate,proto3" json:"certificate,omitempty"`
+	// As in Authority.
+	Tainted       *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=tainted,proto3" json:"tainted,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4014,6 +4052,13 @@ func (x *GetStatusResponse_Certificate) GetInUse() bool {
 func (x *GetStatusResponse_Certificate) GetCertificate() []byte {
 	if x != nil {
 		return x.Certificate
+	}
+	return nil
+}
+
+func (x *GetStatusResponse_Certificate) GetTainted() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Tainted
 	}
 	return nil
 }
@@ -4771,13 +4816,15 @@ const file_chancery_proto_rawDesc = "" +
 	"\x14ImportIssuerResponse\"\x17\n" +
 	"\x15GetAuthoritiesRequest\"R\n" +
 	"\x16GetAuthoritiesResponse\x128\n" +
-	"\adomains\x18\x01 \x03(\v2\x1e.chancery.v1.DomainAuthoritiesR\adomains\"\x90\x01\n" +
+	"\adomains\x18\x01 \x03(\v2\x1e.chancery.v1.DomainAuthoritiesR\adomains\"\xaf\x01\n" +
 	"\x11DomainAuthorities\x12!\n" +
 	"\ftrust_domain\x18\x01 \x01(\tR\vtrustDomain\x12\x1e\n" +
 	"\n" +
 	"generation\x18\x02 \x01(\x04R\n" +
 	"generation\x128\n" +
-	"\vauthorities\x18\x03 \x03(\v2\x16.chancery.v1.AuthorityR\vauthorities\"\x87\x01\n" +
+	"\vauthorities\x18\x03 \x03(\v2\x16.chancery.v1.AuthorityR\vauthorities\x12\x1d\n" +
+	"\n" +
+	"bundle_key\x18\x04 \x01(\fR\tbundleKey\"\xbd\x01\n" +
 	"\tAuthority\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04kind\x18\x02 \x01(\tR\x04kind\x12\x14\n" +
@@ -4785,8 +4832,9 @@ const file_chancery_proto_rawDesc = "" +
 	"\n" +
 	"generation\x18\x04 \x01(\x04R\n" +
 	"generation\x12 \n" +
-	"\vcertificate\x18\x05 \x01(\fR\vcertificate\"\x12\n" +
-	"\x10GetStatusRequest\"\xe2\x15\n" +
+	"\vcertificate\x18\x05 \x01(\fR\vcertificate\x124\n" +
+	"\atainted\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\atainted\"\x12\n" +
+	"\x10GetStatusRequest\"\xe2\x16\n" +
 	"\x11GetStatusResponse\x12.\n" +
 	"\x04time\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x124\n" +
 	"\astarted\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\astarted\x12!\n" +
@@ -4804,14 +4852,17 @@ const file_chancery_proto_rawDesc = "" +
 	"\bclusters\x18\r \x03(\v2&.chancery.v1.GetStatusResponse.ClusterR\bclusters\x12\x1b\n" +
 	"\twas_ready\x18\x0e \x01(\bR\bwasReady\x127\n" +
 	"\x04crls\x18\x0f \x01(\v2#.chancery.v1.GetStatusResponse.CrlsR\x04crls\x12:\n" +
-	"\x05store\x18\x10 \x01(\v2$.chancery.v1.GetStatusResponse.StoreR\x05store\x1a\xb6\x01\n" +
+	"\x05store\x18\x10 \x01(\v2$.chancery.v1.GetStatusResponse.StoreR\x05store\x1a\xff\x01\n" +
 	"\bDocument\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\x04R\aversion\x12\x1e\n" +
 	"\n" +
 	"generation\x18\x02 \x01(\x04R\n" +
 	"generation\x126\n" +
 	"\x04logs\x18\x03 \x03(\v2\".chancery.v1.GetStatusResponse.LogR\x04logs\x128\n" +
-	"\trequested\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\trequested\x1a'\n" +
+	"\trequested\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\trequested\x12\x1d\n" +
+	"\n" +
+	"bundle_key\x18\x05 \x01(\fR\tbundleKey\x12(\n" +
+	"\x10bundle_key_error\x18\x06 \x01(\tR\x0ebundleKeyError\x1a'\n" +
 	"\x03Log\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\rR\x02id\x12\x10\n" +
 	"\x03key\x18\x02 \x01(\tR\x03key\x1a\xf4\x02\n" +
@@ -4827,12 +4878,13 @@ const file_chancery_proto_rawDesc = "" +
 	"\vimported_by\x18\t \x01(\tR\n" +
 	"importedBy\x124\n" +
 	"\achanged\x18\n" +
-	" \x01(\v2\x1a.google.protobuf.TimestampR\achanged\x1ap\n" +
+	" \x01(\v2\x1a.google.protobuf.TimestampR\achanged\x1a\xa6\x01\n" +
 	"\vCertificate\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x14\n" +
 	"\x05state\x18\x02 \x01(\tR\x05state\x12\x15\n" +
 	"\x06in_use\x18\x03 \x01(\bR\x05inUse\x12 \n" +
-	"\vcertificate\x18\x04 \x01(\fR\vcertificate\x1a\xe0\x01\n" +
+	"\vcertificate\x18\x04 \x01(\fR\vcertificate\x124\n" +
+	"\atainted\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\atainted\x1a\xe0\x01\n" +
 	"\x03Key\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05store\x18\x02 \x01(\tR\x05store\x124\n" +
@@ -5033,73 +5085,75 @@ var file_chancery_proto_depIdxs = []int32{
 	8,  // 49: chancery.v1.ServedByAgent.served:type_name -> chancery.v1.ServedSvid
 	51, // 50: chancery.v1.GetAuthoritiesResponse.domains:type_name -> chancery.v1.DomainAuthorities
 	52, // 51: chancery.v1.DomainAuthorities.authorities:type_name -> chancery.v1.Authority
-	65, // 52: chancery.v1.GetStatusResponse.time:type_name -> google.protobuf.Timestamp
-	65, // 53: chancery.v1.GetStatusResponse.started:type_name -> google.protobuf.Timestamp
-	55, // 54: chancery.v1.GetStatusResponse.document:type_name -> chancery.v1.GetStatusResponse.Document
-	58, // 55: chancery.v1.GetStatusResponse.certificates:type_name -> chancery.v1.GetStatusResponse.Certificate
-	66, // 56: chancery.v1.GetStatusResponse.max_ttl:type_name -> google.protobuf.Duration
-	59, // 57: chancery.v1.GetStatusResponse.keys:type_name -> chancery.v1.GetStatusResponse.Key
-	60, // 58: chancery.v1.GetStatusResponse.outcomes:type_name -> chancery.v1.GetStatusResponse.Outcome
-	61, // 59: chancery.v1.GetStatusResponse.audit_log:type_name -> chancery.v1.GetStatusResponse.AuditLog
-	62, // 60: chancery.v1.GetStatusResponse.issuance_log:type_name -> chancery.v1.GetStatusResponse.IssuanceLog
-	64, // 61: chancery.v1.GetStatusResponse.clusters:type_name -> chancery.v1.GetStatusResponse.Cluster
-	63, // 62: chancery.v1.GetStatusResponse.crls:type_name -> chancery.v1.GetStatusResponse.Crls
-	57, // 63: chancery.v1.GetStatusResponse.store:type_name -> chancery.v1.GetStatusResponse.Store
-	56, // 64: chancery.v1.GetStatusResponse.Document.logs:type_name -> chancery.v1.GetStatusResponse.Log
-	65, // 65: chancery.v1.GetStatusResponse.Document.requested:type_name -> google.protobuf.Timestamp
-	65, // 66: chancery.v1.GetStatusResponse.Store.confirmed:type_name -> google.protobuf.Timestamp
-	28, // 67: chancery.v1.GetStatusResponse.Store.replicas:type_name -> chancery.v1.Replica
-	65, // 68: chancery.v1.GetStatusResponse.Store.imported:type_name -> google.protobuf.Timestamp
-	65, // 69: chancery.v1.GetStatusResponse.Store.changed:type_name -> google.protobuf.Timestamp
-	65, // 70: chancery.v1.GetStatusResponse.Key.checked:type_name -> google.protobuf.Timestamp
-	66, // 71: chancery.v1.GetStatusResponse.Key.took:type_name -> google.protobuf.Duration
-	65, // 72: chancery.v1.GetStatusResponse.Key.waiting:type_name -> google.protobuf.Timestamp
-	65, // 73: chancery.v1.GetStatusResponse.IssuanceLog.checkpoint:type_name -> google.protobuf.Timestamp
-	65, // 74: chancery.v1.GetStatusResponse.IssuanceLog.sequenced:type_name -> google.protobuf.Timestamp
-	65, // 75: chancery.v1.GetStatusResponse.Crls.failing:type_name -> google.protobuf.Timestamp
-	65, // 76: chancery.v1.GetStatusResponse.Crls.ends:type_name -> google.protobuf.Timestamp
-	65, // 77: chancery.v1.GetStatusResponse.Crls.published:type_name -> google.protobuf.Timestamp
-	10, // 78: chancery.v1.Issuance.Issue:input_type -> chancery.v1.IssueRequest
-	6,  // 79: chancery.v1.Issuance.Sync:input_type -> chancery.v1.SyncRequest
-	0,  // 80: chancery.v1.Issuance.GetBundle:input_type -> chancery.v1.GetBundleRequest
-	49, // 81: chancery.v1.Admin.GetAuthorities:input_type -> chancery.v1.GetAuthoritiesRequest
-	45, // 82: chancery.v1.Admin.RequestIssuer:input_type -> chancery.v1.RequestIssuerRequest
-	47, // 83: chancery.v1.Admin.ImportIssuer:input_type -> chancery.v1.ImportIssuerRequest
-	34, // 84: chancery.v1.Admin.Revoke:input_type -> chancery.v1.RevokeRequest
-	37, // 85: chancery.v1.Admin.Restore:input_type -> chancery.v1.RestoreRequest
-	39, // 86: chancery.v1.Admin.ListRevocations:input_type -> chancery.v1.ListRevocationsRequest
-	42, // 87: chancery.v1.Admin.ListServed:input_type -> chancery.v1.ListServedRequest
-	53, // 88: chancery.v1.Admin.GetStatus:input_type -> chancery.v1.GetStatusRequest
-	26, // 89: chancery.v1.Admin.ListReplicas:input_type -> chancery.v1.ListReplicasRequest
-	29, // 90: chancery.v1.Admin.ForgetReplica:input_type -> chancery.v1.ForgetReplicaRequest
-	31, // 91: chancery.v1.Admin.ExportState:input_type -> chancery.v1.ExportStateRequest
-	17, // 92: chancery.v1.Admin.PlanRotation:input_type -> chancery.v1.StartRotationRequest
-	17, // 93: chancery.v1.Admin.StartRotation:input_type -> chancery.v1.StartRotationRequest
-	20, // 94: chancery.v1.Admin.GetRotation:input_type -> chancery.v1.GetRotationRequest
-	21, // 95: chancery.v1.Admin.ChangeRotation:input_type -> chancery.v1.ChangeRotationRequest
-	12, // 96: chancery.v1.Issuance.Issue:output_type -> chancery.v1.IssueResponse
-	9,  // 97: chancery.v1.Issuance.Sync:output_type -> chancery.v1.SyncUpdate
-	1,  // 98: chancery.v1.Issuance.GetBundle:output_type -> chancery.v1.SignedBundle
-	50, // 99: chancery.v1.Admin.GetAuthorities:output_type -> chancery.v1.GetAuthoritiesResponse
-	46, // 100: chancery.v1.Admin.RequestIssuer:output_type -> chancery.v1.RequestIssuerResponse
-	48, // 101: chancery.v1.Admin.ImportIssuer:output_type -> chancery.v1.ImportIssuerResponse
-	35, // 102: chancery.v1.Admin.Revoke:output_type -> chancery.v1.RevokeResponse
-	38, // 103: chancery.v1.Admin.Restore:output_type -> chancery.v1.RestoreResponse
-	40, // 104: chancery.v1.Admin.ListRevocations:output_type -> chancery.v1.ListRevocationsResponse
-	43, // 105: chancery.v1.Admin.ListServed:output_type -> chancery.v1.ListServedResponse
-	54, // 106: chancery.v1.Admin.GetStatus:output_type -> chancery.v1.GetStatusResponse
-	27, // 107: chancery.v1.Admin.ListReplicas:output_type -> chancery.v1.ListReplicasResponse
-	30, // 108: chancery.v1.Admin.ForgetReplica:output_type -> chancery.v1.ForgetReplicaResponse
-	32, // 109: chancery.v1.Admin.ExportState:output_type -> chancery.v1.ExportStateResponse
-	18, // 110: chancery.v1.Admin.PlanRotation:output_type -> chancery.v1.PlanRotationResponse
-	22, // 111: chancery.v1.Admin.StartRotation:output_type -> chancery.v1.RotationStatus
-	22, // 112: chancery.v1.Admin.GetRotation:output_type -> chancery.v1.RotationStatus
-	22, // 113: chancery.v1.Admin.ChangeRotation:output_type -> chancery.v1.RotationStatus
-	96, // [96:114] is the sub-list for method output_type
-	78, // [78:96] is the sub-list for method input_type
-	78, // [78:78] is the sub-list for extension type_name
-	78, // [78:78] is the sub-list for extension extendee
-	0,  // [0:78] is the sub-list for field type_name
+	65, // 52: chancery.v1.Authority.tainted:type_name -> google.protobuf.Timestamp
+	65, // 53: chancery.v1.GetStatusResponse.time:type_name -> google.protobuf.Timestamp
+	65, // 54: chancery.v1.GetStatusResponse.started:type_name -> google.protobuf.Timestamp
+	55, // 55: chancery.v1.GetStatusResponse.document:type_name -> chancery.v1.GetStatusResponse.Document
+	58, // 56: chancery.v1.GetStatusResponse.certificates:type_name -> chancery.v1.GetStatusResponse.Certificate
+	66, // 57: chancery.v1.GetStatusResponse.max_ttl:type_name -> google.protobuf.Duration
+	59, // 58: chancery.v1.GetStatusResponse.keys:type_name -> chancery.v1.GetStatusResponse.Key
+	60, // 59: chancery.v1.GetStatusResponse.outcomes:type_name -> chancery.v1.GetStatusResponse.Outcome
+	61, // 60: chancery.v1.GetStatusResponse.audit_log:type_name -> chancery.v1.GetStatusResponse.AuditLog
+	62, // 61: chancery.v1.GetStatusResponse.issuance_log:type_name -> chancery.v1.GetStatusResponse.IssuanceLog
+	64, // 62: chancery.v1.GetStatusResponse.clusters:type_name -> chancery.v1.GetStatusResponse.Cluster
+	63, // 63: chancery.v1.GetStatusResponse.crls:type_name -> chancery.v1.GetStatusResponse.Crls
+	57, // 64: chancery.v1.GetStatusResponse.store:type_name -> chancery.v1.GetStatusResponse.Store
+	56, // 65: chancery.v1.GetStatusResponse.Document.logs:type_name -> chancery.v1.GetStatusResponse.Log
+	65, // 66: chancery.v1.GetStatusResponse.Document.requested:type_name -> google.protobuf.Timestamp
+	65, // 67: chancery.v1.GetStatusResponse.Store.confirmed:type_name -> google.protobuf.Timestamp
+	28, // 68: chancery.v1.GetStatusResponse.Store.replicas:type_name -> chancery.v1.Replica
+	65, // 69: chancery.v1.GetStatusResponse.Store.imported:type_name -> google.protobuf.Timestamp
+	65, // 70: chancery.v1.GetStatusResponse.Store.changed:type_name -> google.protobuf.Timestamp
+	65, // 71: chancery.v1.GetStatusResponse.Certificate.tainted:type_name -> google.protobuf.Timestamp
+	65, // 72: chancery.v1.GetStatusResponse.Key.checked:type_name -> google.protobuf.Timestamp
+	66, // 73: chancery.v1.GetStatusResponse.Key.took:type_name -> google.protobuf.Duration
+	65, // 74: chancery.v1.GetStatusResponse.Key.waiting:type_name -> google.protobuf.Timestamp
+	65, // 75: chancery.v1.GetStatusResponse.IssuanceLog.checkpoint:type_name -> google.protobuf.Timestamp
+	65, // 76: chancery.v1.GetStatusResponse.IssuanceLog.sequenced:type_name -> google.protobuf.Timestamp
+	65, // 77: chancery.v1.GetStatusResponse.Crls.failing:type_name -> google.protobuf.Timestamp
+	65, // 78: chancery.v1.GetStatusResponse.Crls.ends:type_name -> google.protobuf.Timestamp
+	65, // 79: chancery.v1.GetStatusResponse.Crls.published:type_name -> google.protobuf.Timestamp
+	10, // 80: chancery.v1.Issuance.Issue:input_type -> chancery.v1.IssueRequest
+	6,  // 81: chancery.v1.Issuance.Sync:input_type -> chancery.v1.SyncRequest
+	0,  // 82: chancery.v1.Issuance.GetBundle:input_type -> chancery.v1.GetBundleRequest
+	49, // 83: chancery.v1.Admin.GetAuthorities:input_type -> chancery.v1.GetAuthoritiesRequest
+	45, // 84: chancery.v1.Admin.RequestIssuer:input_type -> chancery.v1.RequestIssuerRequest
+	47, // 85: chancery.v1.Admin.ImportIssuer:input_type -> chancery.v1.ImportIssuerRequest
+	34, // 86: chancery.v1.Admin.Revoke:input_type -> chancery.v1.RevokeRequest
+	37, // 87: chancery.v1.Admin.Restore:input_type -> chancery.v1.RestoreRequest
+	39, // 88: chancery.v1.Admin.ListRevocations:input_type -> chancery.v1.ListRevocationsRequest
+	42, // 89: chancery.v1.Admin.ListServed:input_type -> chancery.v1.ListServedRequest
+	53, // 90: chancery.v1.Admin.GetStatus:input_type -> chancery.v1.GetStatusRequest
+	26, // 91: chancery.v1.Admin.ListReplicas:input_type -> chancery.v1.ListReplicasRequest
+	29, // 92: chancery.v1.Admin.ForgetReplica:input_type -> chancery.v1.ForgetReplicaRequest
+	31, // 93: chancery.v1.Admin.ExportState:input_type -> chancery.v1.ExportStateRequest
+	17, // 94: chancery.v1.Admin.PlanRotation:input_type -> chancery.v1.StartRotationRequest
+	17, // 95: chancery.v1.Admin.StartRotation:input_type -> chancery.v1.StartRotationRequest
+	20, // 96: chancery.v1.Admin.GetRotation:input_type -> chancery.v1.GetRotationRequest
+	21, // 97: chancery.v1.Admin.ChangeRotation:input_type -> chancery.v1.ChangeRotationRequest
+	12, // 98: chancery.v1.Issuance.Issue:output_type -> chancery.v1.IssueResponse
+	9,  // 99: chancery.v1.Issuance.Sync:output_type -> chancery.v1.SyncUpdate
+	1,  // 100: chancery.v1.Issuance.GetBundle:output_type -> chancery.v1.SignedBundle
+	50, // 101: chancery.v1.Admin.GetAuthorities:output_type -> chancery.v1.GetAuthoritiesResponse
+	46, // 102: chancery.v1.Admin.RequestIssuer:output_type -> chancery.v1.RequestIssuerResponse
+	48, // 103: chancery.v1.Admin.ImportIssuer:output_type -> chancery.v1.ImportIssuerResponse
+	35, // 104: chancery.v1.Admin.Revoke:output_type -> chancery.v1.RevokeResponse
+	38, // 105: chancery.v1.Admin.Restore:output_type -> chancery.v1.RestoreResponse
+	40, // 106: chancery.v1.Admin.ListRevocations:output_type -> chancery.v1.ListRevocationsResponse
+	43, // 107: chancery.v1.Admin.ListServed:output_type -> chancery.v1.ListServedResponse
+	54, // 108: chancery.v1.Admin.GetStatus:output_type -> chancery.v1.GetStatusResponse
+	27, // 109: chancery.v1.Admin.ListReplicas:output_type -> chancery.v1.ListReplicasResponse
+	30, // 110: chancery.v1.Admin.ForgetReplica:output_type -> chancery.v1.ForgetReplicaResponse
+	32, // 111: chancery.v1.Admin.ExportState:output_type -> chancery.v1.ExportStateResponse
+	18, // 112: chancery.v1.Admin.PlanRotation:output_type -> chancery.v1.PlanRotationResponse
+	22, // 113: chancery.v1.Admin.StartRotation:output_type -> chancery.v1.RotationStatus
+	22, // 114: chancery.v1.Admin.GetRotation:output_type -> chancery.v1.RotationStatus
+	22, // 115: chancery.v1.Admin.ChangeRotation:output_type -> chancery.v1.RotationStatus
+	98, // [98:116] is the sub-list for method output_type
+	80, // [80:98] is the sub-list for method input_type
+	80, // [80:80] is the sub-list for extension type_name
+	80, // [80:80] is the sub-list for extension extendee
+	0,  // [0:80] is the sub-list for field type_name
 }
 
 func init() { file_chancery_proto_init() }

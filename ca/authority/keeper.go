@@ -119,6 +119,9 @@ func Init(ctx context.Context, c Config, actor string) (*Document, error) {
 	if err != nil {
 		return nil, err
 	}
+	if _, err := doc.MakeBundleKey(c.Domain, c.Sealer); err != nil {
+		return nil, err
+	}
 	data, err := doc.Encode(c.Sealer)
 	if err != nil {
 		return nil, err
@@ -229,6 +232,9 @@ func (a *Keeper) offline() bool {
 
 // Issuer returns the issuer of the moment, or why nothing can be issued.
 func (a *Keeper) Issuer() (*ca.Issuer, error) {
+	if err := a.MaySign(); err != nil {
+		return nil, err
+	}
 	i := a.issuer.Load()
 	if i == nil {
 		if why := a.without.Load(); why != nil {

@@ -494,7 +494,7 @@ func TestNoStoreCallOnTheIssuingPath(t *testing.T) {
 	for range 200 {
 		issue(t, k)
 		_, _ = k.Fresh()
-		_, _ = k.Mark()
+		_, _, _ = k.Mark()
 		if k.Err() != nil || k.Document() == nil || !k.Drives() {
 			t.Fatal("not well")
 		}

@@ -83,7 +83,7 @@ var errOffline = errors.New("the root's key is kept elsewhere, so this server ca
 func (a *Keeper) rootIn(ctx context.Context, d *Document) (*ca.Issuer, crypto.Signer, error) {
 	c := a.config
 	root, err := d.Active(c.Domain, KindRoot)
-	if err != nil {
+	if err = cmp.Or(err, a.MaySign()); err != nil {
 		return nil, nil, err
 	}
 	if !root.HasKey() {

@@ -120,6 +120,9 @@ func (a *Keeper) CRLSigners(ctx context.Context) ([]CRLSigner, error) {
 	if state == nil {
 		return nil, fmt.Errorf("the authority document has nothing for trust domain %s", c.Domain)
 	}
+	if err := a.MaySign(); err != nil {
+		return nil, err
+	}
 	var out []CRLSigner
 	now := time.Now()
 	for _, want := range []document.AuthorityState{StateActive, StatePrepared, StateRetiring} {

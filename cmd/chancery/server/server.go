@@ -91,7 +91,7 @@ func Open(ctx context.Context, settings *Settings, logger *slog.Logger) (_ *Serv
 	}
 	s.health = keys.NewHealth(keys.HealthConfig{Keys: s.authority.Keys, Logger: logger, Metrics: s.registry})
 	s.desk = revoking.Open(revoking.Config{
-		Domain: settings.domain, Authority: s.authority, Issuance: s.issuance, Board: s.board, Log: s.log, Clusters: slices.Collect(maps.Keys(byName)),
+		Domain: settings.domain, Authority: s.authority, Sealer: s.sealer, Issuance: s.issuance, Board: s.board, Log: s.log, Clusters: slices.Collect(maps.Keys(byName)),
 		ActorOf: adminsocket.ActorOf, Own: s.ownSerial, Logger: logger, Metrics: s.registry,
 	})
 	s.replicas = replicas.Open(replicas.Config{Place: settings.place, Authority: s.authority, Board: s.board, Log: s.log, ActorOf: adminsocket.ActorOf, Metrics: s.registry})
@@ -100,7 +100,7 @@ func Open(ctx context.Context, settings *Settings, logger *slog.Logger) (_ *Serv
 	service, err := csr.NewService(csr.Config{
 		Domain: settings.domain, Issuer: s.authority.Issuer, Profile: settings.profile, Clusters: byName, Admission: settings.admission,
 		Log: s.log, Sampler: s.sampler, Logger: logger, Metrics: s.requests,
-		Revocations: s.desk.Revoked, Agents: s.desk.Agents(), Checkpoints: s.desk.Checkpoints,
+		Revocations: s.desk.Revoked, Agents: s.desk.Agents(), Checkpoints: s.desk.Checkpoints, Bundles: s.desk.Bundles(), Tainted: s.desk.Tainted,
 		MaxConnectionAge: settings.connections.MaxAge, DrainDelay: settings.connections.DrainDelay,
 	})
 	if err != nil {

@@ -119,6 +119,9 @@ func TestD1EvidenceOfRealEnvoys(t *testing.T) {
 	if _, err := Request(client.Listen, true); err != nil {
 		t.Errorf("without the agent: %v", err)
 	}
+	if err := os.Remove(filepath.Join(a.dir, "addrs")); err != nil { // of the life before
+		t.Fatal(err)
+	}
 	a.Start(t)
 	addr = WaitAddrs(t, a.Process, filepath.Join(a.dir, "addrs"))["metrics"]
 	a.waitEvidence(t, addr, 3, false) // the one that has gone holds its SVID still, for all that is known

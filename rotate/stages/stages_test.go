@@ -102,7 +102,11 @@ func phaseOf(d *document.Document) string {
 // TestNextInRandomWorlds plays random histories, with all that can fail, and calls everything in each state.
 func TestNextInRandomWorlds(t *testing.T) {
 	r := rand.New(rand.NewPCG(6, 1))
-	for run := range 60 {
+	runs := 60
+	if testing.Short() {
+		runs = 15
+	}
+	for run := range runs {
 		w := &world{start: []string{[]string{"root", "issuer", "root compromised"}[run%3]}, consumer: [people]bool{true, true, true}, reader: run%2 == 0, faults: 9, orders: 9,
 			kinds: "die sleep forget", commands: append(slices.Clone(orders), overrides...), board: run%5 == 0, lag: run%7 == 0}
 		s := w.first()

@@ -19,6 +19,7 @@ import (
 
 	"github.com/chancery-project/chancery/ca"
 	"github.com/chancery-project/chancery/ca/audit"
+	"github.com/chancery-project/chancery/ca/bundlekey"
 	"github.com/chancery-project/chancery/ca/document"
 	"github.com/chancery-project/chancery/ca/files"
 	"github.com/chancery-project/chancery/ca/keys"
@@ -119,7 +120,7 @@ func Init(ctx context.Context, c Config, actor string) (*Document, error) {
 	if err != nil {
 		return nil, err
 	}
-	if _, err := doc.MakeBundleKey(c.Domain, c.Sealer); err != nil {
+	if _, err := bundlekey.Make(doc, c.Domain, c.Sealer); err != nil {
 		return nil, err
 	}
 	data, err := doc.Encode(c.Sealer)

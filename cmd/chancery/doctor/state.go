@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/chancery-project/chancery/ca/authority"
+	"github.com/chancery-project/chancery/ca/bundlekey"
 	"github.com/chancery-project/chancery/ca/checkup"
 	"github.com/chancery-project/chancery/ca/document"
 	"github.com/chancery-project/chancery/ca/files"
@@ -51,7 +52,7 @@ func (e *exam) readState(ctx context.Context) {
 		inv.RenewedBy = checkup.RenewedByParent
 	}
 	if key := doc.State(td).BundleKey; key != nil {
-		if _, err := key.Open(td, sealer); err != nil {
+		if _, err := bundlekey.Open(key, td, sealer); err != nil {
 			inv.Document.BundleKeyError = err.Error()
 		}
 	}

@@ -21,6 +21,7 @@ import (
 	"github.com/chancery-project/chancery/ca/audit"
 	"github.com/chancery-project/chancery/ca/authority/held"
 	"github.com/chancery-project/chancery/ca/authority/swap"
+	"github.com/chancery-project/chancery/ca/bundlekey"
 	"github.com/chancery-project/chancery/ca/document"
 	"github.com/chancery-project/chancery/ca/files"
 	"github.com/chancery-project/chancery/ca/keys"
@@ -125,7 +126,7 @@ func Init(ctx context.Context, c Config, actor string) (*Document, error) {
 	if err != nil {
 		return nil, err
 	}
-	if _, err := doc.MakeBundleKey(c.Domain, c.Sealer); err != nil {
+	if _, err := bundlekey.Make(doc, c.Domain, c.Sealer); err != nil {
 		return nil, err
 	}
 	data, err := doc.Encode(c.Sealer)

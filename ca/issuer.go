@@ -153,6 +153,15 @@ func (i *Issuer) Bundle() *trust.Bundle { return i.bundle }
 // NotAfter returns the earliest end in the issuer's chain, root included.
 func (i *Issuer) NotAfter() time.Time { return i.notAfter }
 
+// Until returns an issuer that is i in all but that what it signs ends by a time, if its chain does not end before.
+func (i *Issuer) Until(end time.Time) *Issuer {
+	bounded := *i
+	if end = end.Truncate(time.Second); end.Before(i.notAfter) {
+		bounded.notAfter = end
+	}
+	return &bounded
+}
+
 // SKI returns the issuing certificate's subject key identifier in hex; the authority document names issuers by it.
 func (i *Issuer) SKI() string { return hex.EncodeToString(i.ski) }
 
@@ -167,6 +176,9 @@ type Token struct {
 	crl      bool // for a CRL, not a certificate
 	used     atomic.Bool
 }
+
+// NotAfter returns when the certificate ends that the token is for.
+func (t *Token) NotAfter() time.Time { return t.notAfter }
 
 // check verifies a certificate against its issuer, as a peer would.
 func (c *Certificate) check() error {

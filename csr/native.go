@@ -16,6 +16,8 @@ import (
 	"github.com/chancery-project/chancery/api/chanceryv1"
 	"github.com/chancery-project/chancery/ca"
 	"github.com/chancery-project/chancery/csr/agents"
+	"github.com/chancery-project/chancery/csr/answers"
+	"github.com/chancery-project/chancery/csr/evidence"
 )
 
 const (
@@ -30,6 +32,7 @@ func (s *Service) nativeService() *grpc.ServiceDesc {
 		HandlerType: (*any)(nil), Streams: []grpc.StreamDesc{
 			method("Issue", s.issueBatch),
 			{StreamName: "Sync", ServerStreams: true, ClientStreams: true, Handler: func(_ any, g grpc.ServerStream) error { return s.sync(g) }},
+			{StreamName: "GetBundle", ServerStreams: true, Handler: func(_ any, g grpc.ServerStream) error { return s.getBundle(g) }},
 		},
 	}
 }
@@ -56,10 +59,21 @@ func (s *Service) sync(g grpc.ServerStream) error {
 	return s.refuse(c, d, start)
 }
 
+// getBundle answers anybody, whether anything can be issued or not. Nothing that a stranger sends is read; package others bounds them.
+func (s *Service) getBundle(g grpc.ServerStream) error {
+	m, err := s.bundles.Newest()
+	if err != nil {
+		d := notReady(err)
+		return d.status(d.message(caller{}))
+	}
+	return g.SendMsg(m)
+}
+
 // issueBatch signs a batch. It fails as a whole only for its caller or its size; each request has a result of its own.
 func (s *Service) issueBatch(ctx context.Context, read func(proto.Message) error) (proto.Message, error) {
 	start := time.Now()
-	issuer, c, d := s.begin(ctx)
+	shared, c, d := s.begin(ctx)
+	defer shared.Leave()
 	if d != nil {
 		return nil, s.refuse(c, d, start)
 	}
@@ -70,11 +84,14 @@ func (s *Service) issueBatch(ctx context.Context, read func(proto.Message) error
 	if n := len(r.GetRequests()); n < 1 || n > maxBatch {
 		return nil, s.refuse(c, badCSR("the batch has %d requests; send 1 to %d", n, maxBatch), start)
 	}
-	shared := s.rendered.of(issuer)
-	resp := &chanceryv1.IssueResponse{Bundle: shared.bundle, Checkpoints: s.checkpoints()}
+	if n := len(r.GetAgent()); n != 0 && n != evidence.AgentID {
+		return nil, s.refuse(c, badCSR("the agent's ID has %d bytes; it should have %d, or none", n, evidence.AgentID), start)
+	}
+	resp := &chanceryv1.IssueResponse{Bundle: shared.Bundle(), Checkpoints: s.checkpoints()}
+	resp.SignedBundle, _ = s.bundles.Signed(shared.Issuer().Bundle()) // of the same snapshot; why there is none, the log says
 	for _, one := range r.GetRequests() {
 		begun := time.Now()
-		result, d := s.result(ctx, issuer, shared, c, one)
+		result, d := s.result(ctx, shared, c, r.GetAgent(), one)
 		s.metrics.observe(apiNative, c.Method, outcome(d), time.Since(begun))
 		if d != nil {
 			s.denied(c, one.GetSpiffeId(), d)
@@ -90,12 +107,12 @@ func (s *Service) refuse(c caller, d *Denial, start time.Time) error {
 	return d.status(d.message(c))
 }
 
-func (s *Service) result(ctx context.Context, issuer *ca.Issuer, shared *rendered, c caller, r *chanceryv1.CertificateRequest) (*chanceryv1.Result, *Denial) {
+func (s *Service) result(ctx context.Context, shared *answers.Chains, c caller, agent []byte, r *chanceryv1.CertificateRequest) (*chanceryv1.Result, *Denial) {
 	ttl, d := lifetimeOf(r)
 	var cert *ca.Certificate
 	var id fmt.Stringer
 	if d == nil {
-		cert, id, d = s.issue(ctx, issuer, c, ask{r.GetCsr(), r.GetSpiffeId(), ttl, apiNative})
+		cert, id, d = s.issue(ctx, shared, c, ask{r.GetCsr(), r.GetSpiffeId(), ttl, apiNative, agent})
 	}
 	if d != nil {
 		refusal := &chanceryv1.Refusal{Code: uint32(d.Code), Reason: d.Reason, Message: d.message(c)}
@@ -105,7 +122,7 @@ func (s *Service) result(ctx context.Context, issuer *ca.Issuer, shared *rendere
 		return &chanceryv1.Result{Outcome: &chanceryv1.Result_Refusal{Refusal: refusal}}, d
 	}
 	return &chanceryv1.Result{Outcome: &chanceryv1.Result_Certificate{Certificate: &chanceryv1.Certificate{
-		SpiffeId: id.String(), Chain: shared.nativeChain(cert.DER), NotAfter: timestamppb.New(cert.NotAfter),
+		SpiffeId: id.String(), Chain: shared.Native(cert.DER), NotAfter: timestamppb.New(cert.NotAfter),
 	}}}, nil
 }
 

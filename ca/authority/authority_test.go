@@ -16,6 +16,7 @@ import (
 
 	"github.com/chancery-project/chancery/ca"
 	"github.com/chancery-project/chancery/ca/audit"
+	"github.com/chancery-project/chancery/ca/authority/swap"
 	"github.com/chancery-project/chancery/ca/document"
 	"github.com/chancery-project/chancery/ca/files"
 	"github.com/chancery-project/chancery/ca/keys"
@@ -157,7 +158,7 @@ func TestD9SealedKeyIsBoundToItsAuthority(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := k.openHeld(t.Context(), doc, &as[1]); err == nil || !strings.Contains(err.Error(), "unsealing") {
+	if _, err := k.held.Open(t.Context(), doc, &as[1]); err == nil || !strings.Contains(err.Error(), "unsealing") {
 		t.Errorf("the root's key was taken for the issuer's: %v", err)
 	}
 }
@@ -172,7 +173,7 @@ func TestIssuerIsRenewedUnderItsRoot(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if halfOver(before, time.Now()) {
+	if k.halfOver(k.Document(), time.Now()) {
 		t.Error("a new issuer counts as half over")
 	}
 	if err := k.renew(t.Context()); err != nil {
@@ -211,6 +212,7 @@ func TestIssuerThatFailsItsCheckIsNotStored(t *testing.T) {
 		t.Fatal(err)
 	}
 	k.config.Profiles = []*ca.Profile{bad} // too long in this domain
+	k.held = k.nothing()
 	if err := k.renew(t.Context()); err == nil || !strings.Contains(err.Error(), "is not used") {
 		t.Errorf("got %v", err)
 	}
@@ -284,7 +286,7 @@ func TestD7PluggedInIssuer(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := k.hold(t.Context(), set); err != nil {
+	if err := k.TakeFiles(t.Context(), set); err != nil {
 		t.Fatal(err)
 	}
 	k.mindIssuer(t.Context(), time.Now())
@@ -295,18 +297,29 @@ func TestD7PluggedInIssuer(t *testing.T) {
 		t.Errorf("while its CRL was to go out the authorities were %v", waiting)
 	}
 
-	// Any change of the roots is refused, with the steps.
+	// A change of the roots by more than one step is refused, with the steps.
 	stranger := newCA(t, c)
+	read := func(roots ...*x509.Certificate) *files.Set {
+		t.Helper()
+		plugged(t, dir, &second, roots...)
+		set, err := files.Read(dir, files.CACerts)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return set
+	}
 	for name, write := range map[string]func(){
-		"another CA":   func() { plugged(t, dir, stranger, stranger.Root) },
-		"a root added": func() { plugged(t, dir, &second, made.Root, stranger.Root) },
+		"another CA":             func() { plugged(t, dir, stranger, stranger.Root) },
+		"root and key at once":   func() { plugged(t, dir, stranger, made.Root, stranger.Root) },
+		"two roots added":        func() { plugged(t, dir, &second, made.Root, stranger.Root, newCA(t, c).Root) },
+		"the own root among new": func() { plugged(t, dir, stranger, stranger.Root, made.Root) },
 	} {
 		write()
 		set, err := files.Read(dir, files.CACerts)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := k.hold(t.Context(), set); err == nil || !strings.Contains(err.Error(), "(1) add the new root") {
+		if err := k.TakeFiles(t.Context(), set); err == nil || !strings.Contains(err.Error(), "(1) add the new root") {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -314,6 +327,17 @@ func TestD7PluggedInIssuer(t *testing.T) {
 	if k.issuer.Load().SKI() == first.SKI() || k.Document().Version != 4 {
 		t.Error("a refused change changed something")
 	}
+
+	// The first of the steps is recognised, and left to who rotates.
+	if err := k.TakeFiles(t.Context(), read(made.Root, stranger.Root)); err != nil {
+		t.Fatal(err)
+	}
+	k.mindIssuer(t.Context(), time.Now())
+	set, step, err := k.Swap(time.Now())
+	if err != nil || step.Kind != swap.Add || !step.Root.Equal(stranger.Root) || len(set.Roots) != 2 || k.Document().Version != 4 {
+		t.Errorf("a root was added: %+v, %v; version %d", step, err, k.Document().Version)
+	}
+	issue(t, k)
 }
 
 func TestRootThatIssuesItself(t *testing.T) {

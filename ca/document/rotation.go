@@ -1,6 +1,7 @@
 package document
 
 import (
+	"bytes"
 	"crypto/x509"
 	"encoding/hex"
 	"slices"
@@ -60,6 +61,9 @@ type Rotation struct {
 	// NotBefore is the earliest time at which the predecessor's root may leave the bundle. A replica that the store does not confirm
 	// signs under that root no leaf that ends later (decision D4). While the predecessor signs, it is moved ahead in time.
 	NotBefore time.Time `json:"notBefore,omitzero"`
+	// Spread is when each replica had acknowledged the document in which the phase began: those who only read roots may have read the
+	// former ones until then. Zero: not yet, or there are no such readers.
+	Spread time.Time `json:"spread,omitzero"`
 
 	Paused    *time.Time `json:"paused,omitempty"` // since when no gate is passed
 	PausedBy  string     `json:"pausedBy,omitempty"`
@@ -134,6 +138,15 @@ func (s *DomainState) Leaving() []string {
 	return slices.Compact(all)
 }
 
+// Hurried returns the IDs of the issuers whose leaves are to be replaced before their time: those that are left behind since a key may be
+// known to others. All others wait for their renewal.
+func (s *DomainState) Hurried() []string {
+	if r := s.Rotation; r == nil || r.Reason != ReasonCompromised || r.Phase != PhaseReissue {
+		return nil
+	}
+	return s.Leaving()
+}
+
 // RootID returns the ID of the root that an issuer is under; that of a root itself; empty if it cannot be told.
 func (a *Authority) RootID() string {
 	switch {
@@ -149,9 +162,14 @@ func (a *Authority) RootID() string {
 	return RootOf(chain)
 }
 
-// RootOf returns the ID of the root above a chain, as its last certificate names it.
+// RootOf returns the ID of the root above a chain, as its last certificate names it. One that names nobody and is its own issuer is the
+// root itself.
 func RootOf(chain []*x509.Certificate) string {
-	return hex.EncodeToString(chain[len(chain)-1].AuthorityKeyId)
+	last := chain[len(chain)-1]
+	if len(last.AuthorityKeyId) == 0 && bytes.Equal(last.RawSubject, last.RawIssuer) {
+		return hex.EncodeToString(last.SubjectKeyId)
+	}
+	return hex.EncodeToString(last.AuthorityKeyId)
 }
 
 // Get returns an authority by ID; nil if there is none.

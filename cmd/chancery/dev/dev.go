@@ -109,7 +109,8 @@ func (d *dev) settings() (*server.Settings, error) {
 	data, err := yaml.Marshal(&server.Config{
 		TrustDomain: domainName, Listen: d.pick(d.flags.listen, d.pickListen), Metrics: d.pick(d.flags.metrics, d.pickMetrics),
 		State: stores.Config{SQLite: "state.db"}, AuditLog: "audit.jsonl", IssuanceLog: "log",
-		Profile: ca.ProfileConfig{DefaultTTL: d.flags.ttl.String(), MaxTTL: ca.DefaultMaxTTL.String()},
+		// No certificate lives longer than was asked for: a rotation waits as long as one can.
+		Profile: ca.ProfileConfig{DefaultTTL: d.flags.ttl.String(), MaxTTL: d.flags.ttl.String()},
 		Clusters: []clusters.Config{{
 			Name: clusterName, Issuer: tokenIssuer, Audiences: []string{"istio-ca", "chancery"}, JWKSFile: "jwks.json",
 		}},
@@ -154,7 +155,7 @@ func (d *dev) serve(ctx context.Context, s *server.Server, settings *server.Sett
 		}
 		d.say("Server listens on %s (gRPC, TLS 1.3) and shows metrics on http://%s/metrics.", listen, metrics)
 		return d.agent(ctx, s, settings, newUsers(usersConfig{
-			tokens: tokens, onChange: d.sayRenewed, logger: d.logger, observe: agent.CountRenewals(s.Registry()),
+			tokens: tokens, files: d.path(socketName), onChange: d.sayRenewed, logger: d.logger, observe: agent.CountRenewals(s.Registry()),
 			client: client.Config{
 				Servers: []string{listen.String()}, Roots: rootsOf(s), Cluster: clusterName, TTL: d.flags.ttl, Metrics: client.NewMetrics(s.Registry()),
 			},
@@ -176,7 +177,7 @@ func rootsOf(s *server.Server) func() ([]*x509.Certificate, error) {
 
 // agent serves the socket; each Unix user gets a keeper of its own when it first connects.
 func (d *dev) agent(ctx context.Context, s *server.Server, settings *server.Settings, u *users, begun time.Time) error {
-	a, err := sds.NewServer(sds.Config{Logger: d.logger, Metrics: sds.NewMetrics(s.Registry()), Attest: u.attest})
+	a, err := sds.NewServer(sds.Config{Logger: d.logger, Metrics: sds.NewMetrics(s.Registry()), Attest: u.attest, Consumers: u.consumers})
 	if err != nil {
 		return err
 	}
@@ -186,6 +187,7 @@ func (d *dev) agent(ctx context.Context, s *server.Server, settings *server.Sett
 		return err
 	}
 	s.Registry().MustRegister(agent.Expiries(u.keepers)...)
+	s.Registry().MustRegister(agent.Evidence(u.keepers)...)
 	self := uint32(os.Getuid())
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return a.Run(ctx, l) })
@@ -206,9 +208,12 @@ func (d *dev) sayRenewed(id *trust.Identity) {
 }
 
 func (d *dev) sayReady(settings *server.Settings, took time.Duration) {
-	hint := ""
+	hint, admin := "", ""
 	if !d.isFound() {
 		hint = " --socket " + d.path(socketName)
+	}
+	if settings.AdminSocket() != DefaultAdmin() {
+		admin = " -c " + d.path("server.yaml")
 	}
 	d.say("Agent serves SDS and the SPIFFE Workload API on %s.", d.path(socketName))
 	d.say("Ready after %.1f s. Try, in another shell:", took.Seconds())
@@ -219,6 +224,8 @@ func (d *dev) sayReady(settings *server.Settings, took time.Duration) {
 	d.say("  %s svid fetch%s --write DIR   # as files", name, hint)
 	d.say("  %s status -c %s   # how the server is", name, d.path("server.yaml"))
 	d.say("  %s revoke --dry-run --issued-before 0s -c %s   # what a revocation would mean", name, d.path("server.yaml"))
+	d.say("  %s rotate start --root%s   # replace the root: no restart, no lost connection", name, admin)
+	d.say("  %s rotate status -w%s      # watch that", name, admin)
 	d.say("  tail -f %s   # who got which certificate", settings.AuditLog)
 	d.say("  %s log verify %s   # nothing was changed or left out", name, settings.IssuanceLog)
 	d.say("A token for the Istio API (clusterid: %s) is kept fresh in %s.", clusterName, d.path("token"))

@@ -16,6 +16,7 @@ import (
 	"github.com/chancery-project/chancery/api/chanceryv1"
 	"github.com/chancery-project/chancery/ca/checkup"
 	"github.com/chancery-project/chancery/cmd/chancery/server/adminsocket"
+	"github.com/chancery-project/chancery/trust"
 )
 
 // askTimeout bounds a call to a server.
@@ -63,6 +64,10 @@ func stateOf(r *chanceryv1.GetStatusResponse) (*checkup.State, error) {
 	}
 	if d := r.GetDocument(); d != nil {
 		s.Document = &checkup.Document{Version: d.GetVersion(), Generation: d.GetGeneration(), Requested: timeOf(d.GetRequested()), Logs: []checkup.Log{}}
+		if key := d.GetBundleKey(); len(key) > 0 {
+			s.Document.BundleKey = trust.KeyFingerprint(key)
+		}
+		s.Document.BundleKeyError = d.GetBundleKeyError()
 		for _, l := range d.GetLogs() {
 			s.Document.Logs = append(s.Document.Logs, checkup.Log{ID: l.GetId(), Key: l.GetKey()})
 		}
@@ -73,7 +78,9 @@ func stateOf(r *chanceryv1.GetStatusResponse) (*checkup.State, error) {
 		if err != nil {
 			return nil, fmt.Errorf("the server's answer: %s certificate: %w", c.GetKind(), err)
 		}
-		s.Certs = append(s.Certs, checkup.NewCertificate(c.GetKind(), c.GetState(), c.GetInUse(), cert, s.Time))
+		one := checkup.NewCertificate(c.GetKind(), c.GetState(), c.GetInUse(), cert, s.Time)
+		one.Tainted = timeOf(c.GetTainted())
+		s.Certs = append(s.Certs, one)
 	}
 	for _, k := range r.GetKeys() {
 		s.Keys = append(s.Keys, checkup.Key{
@@ -99,10 +106,31 @@ func stateOf(r *chanceryv1.GetStatusResponse) (*checkup.State, error) {
 			Certificates: c.GetCertificates(), Agents: c.GetAgents(), Acknowledged: c.GetAcknowledged(), Published: timeOf(c.GetPublished()),
 		}
 	}
+	s.Rotation = rotationOf(r.GetRotation())
 	for _, c := range r.GetClusters() {
 		s.Clusters = append(s.Clusters, checkup.Cluster{Name: c.GetName(), NotReady: c.GetNotReady(), WasReady: c.GetWasReady()})
 	}
 	return s, nil
+}
+
+func rotationOf(r *chanceryv1.Rotation) *checkup.Rotation {
+	if r == nil {
+		return nil
+	}
+	out := &checkup.Rotation{
+		ID: r.GetId(), Kind: r.GetKind(), Reason: r.GetReason(), Started: r.GetStarted().AsTime(), Phase: r.GetPhase(), Since: r.GetSince().AsTime(), Latest: timeOf(r.GetLatest()),
+		Paused: timeOf(r.GetPaused()), PausedBy: r.GetPausedBy(), Back: r.GetBack(), Trouble: r.GetTrouble(), Gates: []checkup.Gate{}, Overrides: []checkup.Override{},
+	}
+	if d := r.GetPhaseEstimate(); d != nil {
+		out.PhaseEstimate = new(d.AsDuration().Seconds())
+	}
+	for _, g := range r.GetGates() {
+		out.Gates = append(out.Gates, checkup.Gate{Name: g.GetName(), Passed: g.GetPassed(), Overridden: g.GetOverridden(), Have: g.GetHave(), Want: g.GetWant(), Waiting: append([]string{}, g.GetWaiting()...)})
+	}
+	for _, o := range r.GetOverrides() {
+		out.Overrides = append(out.Overrides, checkup.Override{Gate: o.GetGate(), Phase: o.GetPhase(), Because: o.GetBecause(), Actor: o.GetActor(), Time: o.GetTime().AsTime()})
+	}
+	return out
 }
 
 func storeOf(r *chanceryv1.GetStatusResponse_Store) *checkup.Store {

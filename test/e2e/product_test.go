@@ -343,7 +343,8 @@ type Agent struct {
 	Socket    string
 	TokenFile string
 
-	dir string
+	dir   string
+	roots string // file
 }
 
 // AgentConfig says for whom an agent fetches.
@@ -365,6 +366,7 @@ func StartAgent(t testing.TB, s *Server, cfg AgentConfig) *Agent {
 	if cfg.Roots == "" {
 		cfg.Roots = s.Roots
 	}
+	a.roots = cfg.Roots
 	file := map[string]any{
 		"serverRoots": cfg.Roots, "trustDomain": trustDomain, "cluster": cfg.Cluster, "tokenFile": "token",
 		"socket": "agent.sock", "identity": cfg.Pod.SPIFFEID(trustDomain), "svidTTL": cfg.TTL.String(), "metrics": "127.0.0.1:0", "addrFile": "addrs",

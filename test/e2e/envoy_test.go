@@ -47,6 +47,9 @@ type EnvoyConfig struct {
 	// MaxRequests is how many requests a client sends on a connection; 0: as many as there are.
 	MaxRequests int
 
+	// Anonymous is a client that shows no certificate.
+	Anonymous bool
+
 	// Broken is a field that makes Envoy refuse the validation context as soon as SDS brings the rest of it.
 	Broken string
 
@@ -273,7 +276,9 @@ const bootstrapParts = `
           common_tls_context:
             tls_params: {tls_minimum_protocol_version: TLSv1_3, tls_maximum_protocol_version: TLSv1_3}
 {{- if .SDSSocket}}
+            {{- if not .Anonymous}}
             tls_certificate_sds_secret_configs: [{name: {{printf "%q" .CertName}}, sds_config: {{template "sds"}}}]
+            {{- end}}
             combined_validation_context:
               default_validation_context: { {{template "peer" .}}{{with .Broken}}, {{.}}{{end}} }
               validation_context_sds_secret_config: {name: {{printf "%q" .RootName}}, sds_config: {{template "sds"}}}

@@ -1612,7 +1612,12 @@ type Rotation struct {
 	Gates     []*Gate             `protobuf:"bytes,17,rep,name=gates,proto3" json:"gates,omitempty"`
 	Overrides []*RotationOverride `protobuf:"bytes,18,rep,name=overrides,proto3" json:"overrides,omitempty"`
 	// Why the driver could not go on, when it last tried; empty if it could.
-	Trouble       string `protobuf:"bytes,19,opt,name=trouble,proto3" json:"trouble,omitempty"`
+	Trouble string `protobuf:"bytes,19,opt,name=trouble,proto3" json:"trouble,omitempty"`
+	// When it has ended at the latest, as far as can be told: nobody pauses it, and what every gate waits for comes or ends. Absent for
+	// one that has ended, and while that is not known.
+	Latest *timestamppb.Timestamp `protobuf:"bytes,20,opt,name=latest,proto3" json:"latest,omitempty"`
+	// How long the phase takes at most, estimated; absent likewise.
+	PhaseEstimate *durationpb.Duration `protobuf:"bytes,21,opt,name=phase_estimate,json=phaseEstimate,proto3" json:"phase_estimate,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1778,6 +1783,20 @@ func (x *Rotation) GetTrouble() string {
 		return x.Trouble
 	}
 	return ""
+}
+
+func (x *Rotation) GetLatest() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Latest
+	}
+	return nil
+}
+
+func (x *Rotation) GetPhaseEstimate() *durationpb.Duration {
+	if x != nil {
+		return x.PhaseEstimate
+	}
+	return nil
 }
 
 // Gate is what a phase waits for.
@@ -3552,7 +3571,9 @@ type GetStatusResponse struct {
 	// Absent from servers that know no CRLs, and until the server has looked at them once.
 	Crls *GetStatusResponse_Crls `protobuf:"bytes,15,opt,name=crls,proto3" json:"crls,omitempty"`
 	// Absent from servers that know one kind of store only.
-	Store         *GetStatusResponse_Store `protobuf:"bytes,16,opt,name=store,proto3" json:"store,omitempty"`
+	Store *GetStatusResponse_Store `protobuf:"bytes,16,opt,name=store,proto3" json:"store,omitempty"`
+	// The rotation under way; absent if there is none.
+	Rotation      *Rotation `protobuf:"bytes,17,opt,name=rotation,proto3" json:"rotation,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3695,6 +3716,13 @@ func (x *GetStatusResponse) GetCrls() *GetStatusResponse_Crls {
 func (x *GetStatusResponse) GetStore() *GetStatusResponse_Store {
 	if x != nil {
 		return x.Store
+	}
+	return nil
+}
+
+func (x *GetStatusResponse) GetRotation() *Rotation {
+	if x != nil {
+		return x.Rotation
 	}
 	return nil
 }
@@ -4646,7 +4674,7 @@ const file_chancery_proto_rawDesc = "" +
 	"\x04past\x18\x02 \x03(\v2\x15.chancery.v1.RotationR\x04past\x12.\n" +
 	"\x04time\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x18\n" +
 	"\aversion\x18\x04 \x01(\x04R\aversion\x12!\n" +
-	"\ftrust_domain\x18\x05 \x01(\tR\vtrustDomain\"\xff\x04\n" +
+	"\ftrust_domain\x18\x05 \x01(\tR\vtrustDomain\"\xf5\x05\n" +
 	"\bRotation\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04kind\x18\x02 \x01(\tR\x04kind\x12\x16\n" +
@@ -4668,7 +4696,9 @@ const file_chancery_proto_rawDesc = "" +
 	"\aoutcome\x18\x10 \x01(\tR\aoutcome\x12'\n" +
 	"\x05gates\x18\x11 \x03(\v2\x11.chancery.v1.GateR\x05gates\x12;\n" +
 	"\toverrides\x18\x12 \x03(\v2\x1d.chancery.v1.RotationOverrideR\toverrides\x12\x18\n" +
-	"\atrouble\x18\x13 \x01(\tR\atrouble\"\xc6\x01\n" +
+	"\atrouble\x18\x13 \x01(\tR\atrouble\x122\n" +
+	"\x06latest\x18\x14 \x01(\v2\x1a.google.protobuf.TimestampR\x06latest\x12@\n" +
+	"\x0ephase_estimate\x18\x15 \x01(\v2\x19.google.protobuf.DurationR\rphaseEstimate\"\xc6\x01\n" +
 	"\x04Gate\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
 	"\x06passed\x18\x02 \x01(\bR\x06passed\x12\x1e\n" +
@@ -4786,7 +4816,7 @@ const file_chancery_proto_rawDesc = "" +
 	"generation\x18\x04 \x01(\x04R\n" +
 	"generation\x12 \n" +
 	"\vcertificate\x18\x05 \x01(\fR\vcertificate\"\x12\n" +
-	"\x10GetStatusRequest\"\xe2\x15\n" +
+	"\x10GetStatusRequest\"\x95\x16\n" +
 	"\x11GetStatusResponse\x12.\n" +
 	"\x04time\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x124\n" +
 	"\astarted\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\astarted\x12!\n" +
@@ -4804,7 +4834,8 @@ const file_chancery_proto_rawDesc = "" +
 	"\bclusters\x18\r \x03(\v2&.chancery.v1.GetStatusResponse.ClusterR\bclusters\x12\x1b\n" +
 	"\twas_ready\x18\x0e \x01(\bR\bwasReady\x127\n" +
 	"\x04crls\x18\x0f \x01(\v2#.chancery.v1.GetStatusResponse.CrlsR\x04crls\x12:\n" +
-	"\x05store\x18\x10 \x01(\v2$.chancery.v1.GetStatusResponse.StoreR\x05store\x1a\xb6\x01\n" +
+	"\x05store\x18\x10 \x01(\v2$.chancery.v1.GetStatusResponse.StoreR\x05store\x121\n" +
+	"\brotation\x18\x11 \x01(\v2\x15.chancery.v1.RotationR\brotation\x1a\xb6\x01\n" +
 	"\bDocument\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\x04R\aversion\x12\x1e\n" +
 	"\n" +
@@ -5015,91 +5046,94 @@ var file_chancery_proto_depIdxs = []int32{
 	65, // 31: chancery.v1.Rotation.ended:type_name -> google.protobuf.Timestamp
 	24, // 32: chancery.v1.Rotation.gates:type_name -> chancery.v1.Gate
 	25, // 33: chancery.v1.Rotation.overrides:type_name -> chancery.v1.RotationOverride
-	65, // 34: chancery.v1.Gate.until:type_name -> google.protobuf.Timestamp
-	65, // 35: chancery.v1.RotationOverride.time:type_name -> google.protobuf.Timestamp
-	28, // 36: chancery.v1.ListReplicasResponse.replicas:type_name -> chancery.v1.Replica
-	65, // 37: chancery.v1.Replica.seen:type_name -> google.protobuf.Timestamp
-	65, // 38: chancery.v1.Replica.declared_dead:type_name -> google.protobuf.Timestamp
-	65, // 39: chancery.v1.Predicate.issued_before:type_name -> google.protobuf.Timestamp
-	33, // 40: chancery.v1.RevokeRequest.predicate:type_name -> chancery.v1.Predicate
-	66, // 41: chancery.v1.RevokeRequest.wait:type_name -> google.protobuf.Duration
-	36, // 42: chancery.v1.RevokeResponse.certificates:type_name -> chancery.v1.RevokedCertificate
-	65, // 43: chancery.v1.RevokedCertificate.not_after:type_name -> google.protobuf.Timestamp
-	41, // 44: chancery.v1.ListRevocationsResponse.revocations:type_name -> chancery.v1.Revocation
-	33, // 45: chancery.v1.Revocation.predicate:type_name -> chancery.v1.Predicate
-	65, // 46: chancery.v1.Revocation.time:type_name -> google.protobuf.Timestamp
-	65, // 47: chancery.v1.Revocation.restored:type_name -> google.protobuf.Timestamp
-	44, // 48: chancery.v1.ListServedResponse.agents:type_name -> chancery.v1.ServedByAgent
-	8,  // 49: chancery.v1.ServedByAgent.served:type_name -> chancery.v1.ServedSvid
-	51, // 50: chancery.v1.GetAuthoritiesResponse.domains:type_name -> chancery.v1.DomainAuthorities
-	52, // 51: chancery.v1.DomainAuthorities.authorities:type_name -> chancery.v1.Authority
-	65, // 52: chancery.v1.GetStatusResponse.time:type_name -> google.protobuf.Timestamp
-	65, // 53: chancery.v1.GetStatusResponse.started:type_name -> google.protobuf.Timestamp
-	55, // 54: chancery.v1.GetStatusResponse.document:type_name -> chancery.v1.GetStatusResponse.Document
-	58, // 55: chancery.v1.GetStatusResponse.certificates:type_name -> chancery.v1.GetStatusResponse.Certificate
-	66, // 56: chancery.v1.GetStatusResponse.max_ttl:type_name -> google.protobuf.Duration
-	59, // 57: chancery.v1.GetStatusResponse.keys:type_name -> chancery.v1.GetStatusResponse.Key
-	60, // 58: chancery.v1.GetStatusResponse.outcomes:type_name -> chancery.v1.GetStatusResponse.Outcome
-	61, // 59: chancery.v1.GetStatusResponse.audit_log:type_name -> chancery.v1.GetStatusResponse.AuditLog
-	62, // 60: chancery.v1.GetStatusResponse.issuance_log:type_name -> chancery.v1.GetStatusResponse.IssuanceLog
-	64, // 61: chancery.v1.GetStatusResponse.clusters:type_name -> chancery.v1.GetStatusResponse.Cluster
-	63, // 62: chancery.v1.GetStatusResponse.crls:type_name -> chancery.v1.GetStatusResponse.Crls
-	57, // 63: chancery.v1.GetStatusResponse.store:type_name -> chancery.v1.GetStatusResponse.Store
-	56, // 64: chancery.v1.GetStatusResponse.Document.logs:type_name -> chancery.v1.GetStatusResponse.Log
-	65, // 65: chancery.v1.GetStatusResponse.Document.requested:type_name -> google.protobuf.Timestamp
-	65, // 66: chancery.v1.GetStatusResponse.Store.confirmed:type_name -> google.protobuf.Timestamp
-	28, // 67: chancery.v1.GetStatusResponse.Store.replicas:type_name -> chancery.v1.Replica
-	65, // 68: chancery.v1.GetStatusResponse.Store.imported:type_name -> google.protobuf.Timestamp
-	65, // 69: chancery.v1.GetStatusResponse.Store.changed:type_name -> google.protobuf.Timestamp
-	65, // 70: chancery.v1.GetStatusResponse.Key.checked:type_name -> google.protobuf.Timestamp
-	66, // 71: chancery.v1.GetStatusResponse.Key.took:type_name -> google.protobuf.Duration
-	65, // 72: chancery.v1.GetStatusResponse.Key.waiting:type_name -> google.protobuf.Timestamp
-	65, // 73: chancery.v1.GetStatusResponse.IssuanceLog.checkpoint:type_name -> google.protobuf.Timestamp
-	65, // 74: chancery.v1.GetStatusResponse.IssuanceLog.sequenced:type_name -> google.protobuf.Timestamp
-	65, // 75: chancery.v1.GetStatusResponse.Crls.failing:type_name -> google.protobuf.Timestamp
-	65, // 76: chancery.v1.GetStatusResponse.Crls.ends:type_name -> google.protobuf.Timestamp
-	65, // 77: chancery.v1.GetStatusResponse.Crls.published:type_name -> google.protobuf.Timestamp
-	10, // 78: chancery.v1.Issuance.Issue:input_type -> chancery.v1.IssueRequest
-	6,  // 79: chancery.v1.Issuance.Sync:input_type -> chancery.v1.SyncRequest
-	0,  // 80: chancery.v1.Issuance.GetBundle:input_type -> chancery.v1.GetBundleRequest
-	49, // 81: chancery.v1.Admin.GetAuthorities:input_type -> chancery.v1.GetAuthoritiesRequest
-	45, // 82: chancery.v1.Admin.RequestIssuer:input_type -> chancery.v1.RequestIssuerRequest
-	47, // 83: chancery.v1.Admin.ImportIssuer:input_type -> chancery.v1.ImportIssuerRequest
-	34, // 84: chancery.v1.Admin.Revoke:input_type -> chancery.v1.RevokeRequest
-	37, // 85: chancery.v1.Admin.Restore:input_type -> chancery.v1.RestoreRequest
-	39, // 86: chancery.v1.Admin.ListRevocations:input_type -> chancery.v1.ListRevocationsRequest
-	42, // 87: chancery.v1.Admin.ListServed:input_type -> chancery.v1.ListServedRequest
-	53, // 88: chancery.v1.Admin.GetStatus:input_type -> chancery.v1.GetStatusRequest
-	26, // 89: chancery.v1.Admin.ListReplicas:input_type -> chancery.v1.ListReplicasRequest
-	29, // 90: chancery.v1.Admin.ForgetReplica:input_type -> chancery.v1.ForgetReplicaRequest
-	31, // 91: chancery.v1.Admin.ExportState:input_type -> chancery.v1.ExportStateRequest
-	17, // 92: chancery.v1.Admin.PlanRotation:input_type -> chancery.v1.StartRotationRequest
-	17, // 93: chancery.v1.Admin.StartRotation:input_type -> chancery.v1.StartRotationRequest
-	20, // 94: chancery.v1.Admin.GetRotation:input_type -> chancery.v1.GetRotationRequest
-	21, // 95: chancery.v1.Admin.ChangeRotation:input_type -> chancery.v1.ChangeRotationRequest
-	12, // 96: chancery.v1.Issuance.Issue:output_type -> chancery.v1.IssueResponse
-	9,  // 97: chancery.v1.Issuance.Sync:output_type -> chancery.v1.SyncUpdate
-	1,  // 98: chancery.v1.Issuance.GetBundle:output_type -> chancery.v1.SignedBundle
-	50, // 99: chancery.v1.Admin.GetAuthorities:output_type -> chancery.v1.GetAuthoritiesResponse
-	46, // 100: chancery.v1.Admin.RequestIssuer:output_type -> chancery.v1.RequestIssuerResponse
-	48, // 101: chancery.v1.Admin.ImportIssuer:output_type -> chancery.v1.ImportIssuerResponse
-	35, // 102: chancery.v1.Admin.Revoke:output_type -> chancery.v1.RevokeResponse
-	38, // 103: chancery.v1.Admin.Restore:output_type -> chancery.v1.RestoreResponse
-	40, // 104: chancery.v1.Admin.ListRevocations:output_type -> chancery.v1.ListRevocationsResponse
-	43, // 105: chancery.v1.Admin.ListServed:output_type -> chancery.v1.ListServedResponse
-	54, // 106: chancery.v1.Admin.GetStatus:output_type -> chancery.v1.GetStatusResponse
-	27, // 107: chancery.v1.Admin.ListReplicas:output_type -> chancery.v1.ListReplicasResponse
-	30, // 108: chancery.v1.Admin.ForgetReplica:output_type -> chancery.v1.ForgetReplicaResponse
-	32, // 109: chancery.v1.Admin.ExportState:output_type -> chancery.v1.ExportStateResponse
-	18, // 110: chancery.v1.Admin.PlanRotation:output_type -> chancery.v1.PlanRotationResponse
-	22, // 111: chancery.v1.Admin.StartRotation:output_type -> chancery.v1.RotationStatus
-	22, // 112: chancery.v1.Admin.GetRotation:output_type -> chancery.v1.RotationStatus
-	22, // 113: chancery.v1.Admin.ChangeRotation:output_type -> chancery.v1.RotationStatus
-	96, // [96:114] is the sub-list for method output_type
-	78, // [78:96] is the sub-list for method input_type
-	78, // [78:78] is the sub-list for extension type_name
-	78, // [78:78] is the sub-list for extension extendee
-	0,  // [0:78] is the sub-list for field type_name
+	65, // 34: chancery.v1.Rotation.latest:type_name -> google.protobuf.Timestamp
+	66, // 35: chancery.v1.Rotation.phase_estimate:type_name -> google.protobuf.Duration
+	65, // 36: chancery.v1.Gate.until:type_name -> google.protobuf.Timestamp
+	65, // 37: chancery.v1.RotationOverride.time:type_name -> google.protobuf.Timestamp
+	28, // 38: chancery.v1.ListReplicasResponse.replicas:type_name -> chancery.v1.Replica
+	65, // 39: chancery.v1.Replica.seen:type_name -> google.protobuf.Timestamp
+	65, // 40: chancery.v1.Replica.declared_dead:type_name -> google.protobuf.Timestamp
+	65, // 41: chancery.v1.Predicate.issued_before:type_name -> google.protobuf.Timestamp
+	33, // 42: chancery.v1.RevokeRequest.predicate:type_name -> chancery.v1.Predicate
+	66, // 43: chancery.v1.RevokeRequest.wait:type_name -> google.protobuf.Duration
+	36, // 44: chancery.v1.RevokeResponse.certificates:type_name -> chancery.v1.RevokedCertificate
+	65, // 45: chancery.v1.RevokedCertificate.not_after:type_name -> google.protobuf.Timestamp
+	41, // 46: chancery.v1.ListRevocationsResponse.revocations:type_name -> chancery.v1.Revocation
+	33, // 47: chancery.v1.Revocation.predicate:type_name -> chancery.v1.Predicate
+	65, // 48: chancery.v1.Revocation.time:type_name -> google.protobuf.Timestamp
+	65, // 49: chancery.v1.Revocation.restored:type_name -> google.protobuf.Timestamp
+	44, // 50: chancery.v1.ListServedResponse.agents:type_name -> chancery.v1.ServedByAgent
+	8,  // 51: chancery.v1.ServedByAgent.served:type_name -> chancery.v1.ServedSvid
+	51, // 52: chancery.v1.GetAuthoritiesResponse.domains:type_name -> chancery.v1.DomainAuthorities
+	52, // 53: chancery.v1.DomainAuthorities.authorities:type_name -> chancery.v1.Authority
+	65, // 54: chancery.v1.GetStatusResponse.time:type_name -> google.protobuf.Timestamp
+	65, // 55: chancery.v1.GetStatusResponse.started:type_name -> google.protobuf.Timestamp
+	55, // 56: chancery.v1.GetStatusResponse.document:type_name -> chancery.v1.GetStatusResponse.Document
+	58, // 57: chancery.v1.GetStatusResponse.certificates:type_name -> chancery.v1.GetStatusResponse.Certificate
+	66, // 58: chancery.v1.GetStatusResponse.max_ttl:type_name -> google.protobuf.Duration
+	59, // 59: chancery.v1.GetStatusResponse.keys:type_name -> chancery.v1.GetStatusResponse.Key
+	60, // 60: chancery.v1.GetStatusResponse.outcomes:type_name -> chancery.v1.GetStatusResponse.Outcome
+	61, // 61: chancery.v1.GetStatusResponse.audit_log:type_name -> chancery.v1.GetStatusResponse.AuditLog
+	62, // 62: chancery.v1.GetStatusResponse.issuance_log:type_name -> chancery.v1.GetStatusResponse.IssuanceLog
+	64, // 63: chancery.v1.GetStatusResponse.clusters:type_name -> chancery.v1.GetStatusResponse.Cluster
+	63, // 64: chancery.v1.GetStatusResponse.crls:type_name -> chancery.v1.GetStatusResponse.Crls
+	57, // 65: chancery.v1.GetStatusResponse.store:type_name -> chancery.v1.GetStatusResponse.Store
+	23, // 66: chancery.v1.GetStatusResponse.rotation:type_name -> chancery.v1.Rotation
+	56, // 67: chancery.v1.GetStatusResponse.Document.logs:type_name -> chancery.v1.GetStatusResponse.Log
+	65, // 68: chancery.v1.GetStatusResponse.Document.requested:type_name -> google.protobuf.Timestamp
+	65, // 69: chancery.v1.GetStatusResponse.Store.confirmed:type_name -> google.protobuf.Timestamp
+	28, // 70: chancery.v1.GetStatusResponse.Store.replicas:type_name -> chancery.v1.Replica
+	65, // 71: chancery.v1.GetStatusResponse.Store.imported:type_name -> google.protobuf.Timestamp
+	65, // 72: chancery.v1.GetStatusResponse.Store.changed:type_name -> google.protobuf.Timestamp
+	65, // 73: chancery.v1.GetStatusResponse.Key.checked:type_name -> google.protobuf.Timestamp
+	66, // 74: chancery.v1.GetStatusResponse.Key.took:type_name -> google.protobuf.Duration
+	65, // 75: chancery.v1.GetStatusResponse.Key.waiting:type_name -> google.protobuf.Timestamp
+	65, // 76: chancery.v1.GetStatusResponse.IssuanceLog.checkpoint:type_name -> google.protobuf.Timestamp
+	65, // 77: chancery.v1.GetStatusResponse.IssuanceLog.sequenced:type_name -> google.protobuf.Timestamp
+	65, // 78: chancery.v1.GetStatusResponse.Crls.failing:type_name -> google.protobuf.Timestamp
+	65, // 79: chancery.v1.GetStatusResponse.Crls.ends:type_name -> google.protobuf.Timestamp
+	65, // 80: chancery.v1.GetStatusResponse.Crls.published:type_name -> google.protobuf.Timestamp
+	10, // 81: chancery.v1.Issuance.Issue:input_type -> chancery.v1.IssueRequest
+	6,  // 82: chancery.v1.Issuance.Sync:input_type -> chancery.v1.SyncRequest
+	0,  // 83: chancery.v1.Issuance.GetBundle:input_type -> chancery.v1.GetBundleRequest
+	49, // 84: chancery.v1.Admin.GetAuthorities:input_type -> chancery.v1.GetAuthoritiesRequest
+	45, // 85: chancery.v1.Admin.RequestIssuer:input_type -> chancery.v1.RequestIssuerRequest
+	47, // 86: chancery.v1.Admin.ImportIssuer:input_type -> chancery.v1.ImportIssuerRequest
+	34, // 87: chancery.v1.Admin.Revoke:input_type -> chancery.v1.RevokeRequest
+	37, // 88: chancery.v1.Admin.Restore:input_type -> chancery.v1.RestoreRequest
+	39, // 89: chancery.v1.Admin.ListRevocations:input_type -> chancery.v1.ListRevocationsRequest
+	42, // 90: chancery.v1.Admin.ListServed:input_type -> chancery.v1.ListServedRequest
+	53, // 91: chancery.v1.Admin.GetStatus:input_type -> chancery.v1.GetStatusRequest
+	26, // 92: chancery.v1.Admin.ListReplicas:input_type -> chancery.v1.ListReplicasRequest
+	29, // 93: chancery.v1.Admin.ForgetReplica:input_type -> chancery.v1.ForgetReplicaRequest
+	31, // 94: chancery.v1.Admin.ExportState:input_type -> chancery.v1.ExportStateRequest
+	17, // 95: chancery.v1.Admin.PlanRotation:input_type -> chancery.v1.StartRotationRequest
+	17, // 96: chancery.v1.Admin.StartRotation:input_type -> chancery.v1.StartRotationRequest
+	20, // 97: chancery.v1.Admin.GetRotation:input_type -> chancery.v1.GetRotationRequest
+	21, // 98: chancery.v1.Admin.ChangeRotation:input_type -> chancery.v1.ChangeRotationRequest
+	12, // 99: chancery.v1.Issuance.Issue:output_type -> chancery.v1.IssueResponse
+	9,  // 100: chancery.v1.Issuance.Sync:output_type -> chancery.v1.SyncUpdate
+	1,  // 101: chancery.v1.Issuance.GetBundle:output_type -> chancery.v1.SignedBundle
+	50, // 102: chancery.v1.Admin.GetAuthorities:output_type -> chancery.v1.GetAuthoritiesResponse
+	46, // 103: chancery.v1.Admin.RequestIssuer:output_type -> chancery.v1.RequestIssuerResponse
+	48, // 104: chancery.v1.Admin.ImportIssuer:output_type -> chancery.v1.ImportIssuerResponse
+	35, // 105: chancery.v1.Admin.Revoke:output_type -> chancery.v1.RevokeResponse
+	38, // 106: chancery.v1.Admin.Restore:output_type -> chancery.v1.RestoreResponse
+	40, // 107: chancery.v1.Admin.ListRevocations:output_type -> chancery.v1.ListRevocationsResponse
+	43, // 108: chancery.v1.Admin.ListServed:output_type -> chancery.v1.ListServedResponse
+	54, // 109: chancery.v1.Admin.GetStatus:output_type -> chancery.v1.GetStatusResponse
+	27, // 110: chancery.v1.Admin.ListReplicas:output_type -> chancery.v1.ListReplicasResponse
+	30, // 111: chancery.v1.Admin.ForgetReplica:output_type -> chancery.v1.ForgetReplicaResponse
+	32, // 112: chancery.v1.Admin.ExportState:output_type -> chancery.v1.ExportStateResponse
+	18, // 113: chancery.v1.Admin.PlanRotation:output_type -> chancery.v1.PlanRotationResponse
+	22, // 114: chancery.v1.Admin.StartRotation:output_type -> chancery.v1.RotationStatus
+	22, // 115: chancery.v1.Admin.GetRotation:output_type -> chancery.v1.RotationStatus
+	22, // 116: chancery.v1.Admin.ChangeRotation:output_type -> chancery.v1.RotationStatus
+	99, // [99:117] is the sub-list for method output_type
+	81, // [81:99] is the sub-list for method input_type
+	81, // [81:81] is the sub-list for extension type_name
+	81, // [81:81] is the sub-list for extension extendee
+	0,  // [0:81] is the sub-list for field type_name
 }
 
 func init() { file_chancery_proto_init() }

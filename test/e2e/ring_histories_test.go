@@ -28,7 +28,7 @@ func TestRing(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			r := startRing(t, ringConfig{Seed: seed, Pilot: h.pilot, Kill: 10 * time.Second})
+			r := startRing(t, ringConfig{Seed: seed, Pilot: h.pilot, Kill: ringKill(t, 10*time.Second)})
 			for _, step := range h.steps {
 				step(r)
 			}
@@ -54,7 +54,7 @@ func TestRingSoak(t *testing.T) {
 	for began := time.Now(); time.Since(began) < limit; {
 		seed := ringSeed(t)
 		if !t.Run(fmt.Sprintf("RING_SEED=%d", seed), func(t *testing.T) {
-			r := startRing(t, ringConfig{Seed: seed, Pilot: true, Kill: 5 * time.Second})
+			r := startRing(t, ringConfig{Seed: seed, Pilot: true, Kill: ringKill(t, 5*time.Second)})
 			for range 3 {
 				histories[r.killer.draw.IntN(len(histories))](r)
 			}
@@ -194,7 +194,7 @@ func (r *ring) tells(id, outcome string) {
 
 // TestRingLeaves: no request is lost while leaves are renewed and servers, agents and the store are killed.
 func TestRingLeaves(t *testing.T) {
-	r := startRing(t, ringConfig{Seed: ringSeed(t), Pilot: true, Kill: 4 * time.Second})
+	r := startRing(t, ringConfig{Seed: ringSeed(t), Pilot: true, Kill: ringKill(t, 4*time.Second)})
 	r.presents(r.steal(), true, "without a rotation")
 	r.killer.start(r.cfg.Kill)
 	r.renewed(3)

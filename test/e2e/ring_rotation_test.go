@@ -24,6 +24,7 @@ import (
 	"github.com/chancery-project/chancery/ca/document"
 	"github.com/chancery-project/chancery/ca/keys"
 	"github.com/chancery-project/chancery/ca/store/postgres/pgtest"
+	"github.com/chancery-project/chancery/test/process"
 	"github.com/chancery-project/chancery/trust"
 )
 
@@ -242,38 +243,64 @@ func (r *ring) begin(args ...string) string {
 var errUnderWay = errors.New("it is under way")
 
 // until waits until cond returns nil, which is asked with the phase of the rotation, "" once it has ended. Meanwhile the killer
-// kills, and each phase is logged with what it waits for.
+// kills, and each phase is logged, with what it waits for if that takes long.
 func (r *ring) until(id string, limit time.Duration, what string, cond func(document.Phase) error) {
 	r.t.Helper()
 	var last document.Phase
-	began := time.Now()
-	seen := time.Now()
-	Eventually(r.t, limit, what, func() error {
+	began, seen, told := time.Now(), time.Now(), time.Now()
+	err := process.Poll(limit, func() (stop bool, err error) {
 		r.killer.tick()
-		if r.t.Failed() {
-			r.t.FailNow()
-		}
-		now, past, err := r.rotation()
+		phase, err := r.phase(id)
 		if err != nil {
-			return err
-		}
-		phase := document.Phase("")
-		if now != nil && now.ID == id {
-			phase = now.Phase
-		} else if past == nil || past.ID != id {
-			return fmt.Errorf("the document knows no rotation %s", id)
+			return r.t.Failed(), err
 		}
 		if phase != last {
 			r.t.Logf("%s: phase %q, %v after the one before", r.at(), phase, time.Since(seen).Round(10*time.Millisecond))
-			last, seen = phase, time.Now()
+			last, seen, told = phase, time.Now(), time.Now()
 			r.killer.soon()
+		} else if time.Since(told) > 15*time.Second {
+			r.logGates()
+			told = time.Now()
 		}
 		if err := cond(phase); err != nil {
 			wait(r.t.Context(), 80*time.Millisecond) // the machine has other things to do than to answer us
-			return fmt.Errorf("phase %q since %v, %v after the start: %w", phase, time.Since(seen).Round(time.Millisecond), time.Since(began).Round(time.Millisecond), err)
+			return r.t.Failed(), fmt.Errorf("phase %q since %v, %v after the start: %w", phase, time.Since(seen).Round(time.Millisecond), time.Since(began).Round(time.Millisecond), err)
 		}
-		return nil
+		return false, nil
 	})
+	if err != nil {
+		r.logStatus()
+		r.t.Fatalf("waiting until %s: %v", what, err)
+	}
+}
+
+// phase returns that of a rotation, "" once it has ended.
+func (r *ring) phase(id string) (document.Phase, error) {
+	now, past, err := r.rotation()
+	switch {
+	case err != nil:
+		return "", err
+	case now != nil && now.ID == id:
+		return now.Phase, nil
+	case past != nil && past.ID == id:
+		return "", nil
+	}
+	return "", fmt.Errorf("the document knows no rotation %s", id)
+}
+
+// logGates shows what a rotation waits for.
+func (r *ring) logGates() {
+	r.t.Helper()
+	s, err := r.status()
+	if err != nil || s.Rotation == nil {
+		r.t.Logf("%s: rotate status: %v", r.at(), err)
+		return
+	}
+	for _, g := range s.Rotation.Gates {
+		if !g.Passed {
+			r.t.Logf("%s: phase %s, gate %s %d/%d: %.600q %s", r.at(), s.Rotation.Phase, g.Name, g.Have, g.Want, g.Waiting, s.Rotation.Trouble)
+		}
+	}
 }
 
 // ends waits for the end of a rotation, and returns it.

@@ -186,6 +186,20 @@ func ringSeed(t *testing.T) uint64 {
 	return seed
 }
 
+// ringKill is the mean time between two kills: $RING_KILL, or what the test says. 0s: nobody is killed.
+func ringKill(t *testing.T, usual time.Duration) time.Duration {
+	t.Helper()
+	text := os.Getenv("RING_KILL")
+	if text == "" {
+		return usual
+	}
+	every, err := time.ParseDuration(text)
+	if err != nil {
+		t.Fatalf("RING_KILL: %v", err)
+	}
+	return every
+}
+
 // startRing starts all of it, and waits until requests pass everywhere.
 func startRing(t *testing.T, cfg ringConfig) *ring {
 	t.Helper()
@@ -201,8 +215,7 @@ func startRing(t *testing.T, cfg ringConfig) *ring {
 	r.startServers()
 	t.Cleanup(func() {
 		if t.Failed() {
-			t.Logf("RING_SEED=%d", cfg.Seed)
-			r.logStatus()
+			t.Logf("RING_SEED=%d; killed: %v", cfg.Seed, r.killer.did)
 		}
 	})
 	ns := r.k.Namespace(t, "ring")

@@ -3370,10 +3370,12 @@ func (x *GetAuthoritiesResponse) GetDomains() []*DomainAuthorities {
 }
 
 type DomainAuthorities struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	TrustDomain   string                 `protobuf:"bytes,1,opt,name=trust_domain,json=trustDomain,proto3" json:"trust_domain,omitempty"`
-	Generation    uint64                 `protobuf:"varint,2,opt,name=generation,proto3" json:"generation,omitempty"`
-	Authorities   []*Authority           `protobuf:"bytes,3,rep,name=authorities,proto3" json:"authorities,omitempty"`
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	TrustDomain string                 `protobuf:"bytes,1,opt,name=trust_domain,json=trustDomain,proto3" json:"trust_domain,omitempty"`
+	Generation  uint64                 `protobuf:"varint,2,opt,name=generation,proto3" json:"generation,omitempty"`
+	Authorities []*Authority           `protobuf:"bytes,3,rep,name=authorities,proto3" json:"authorities,omitempty"`
+	// Ed25519 public key that agents pin, 32 bytes; empty if there is none yet.
+	BundleKey     []byte `protobuf:"bytes,4,opt,name=bundle_key,json=bundleKey,proto3" json:"bundle_key,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3429,17 +3431,26 @@ func (x *DomainAuthorities) GetAuthorities() []*Authority {
 	return nil
 }
 
+func (x *DomainAuthorities) GetBundleKey() []byte {
+	if x != nil {
+		return x.BundleKey
+	}
+	return nil
+}
+
 type Authority struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Subject key identifier in hex.
 	Id string `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
 	// "root" or "issuer".
 	Kind string `protobuf:"bytes,2,opt,name=kind,proto3" json:"kind,omitempty"`
-	// "prepared", "active", "retiring" or "tainted".
+	// "prepared", "active" or "retiring".
 	State      string `protobuf:"bytes,3,opt,name=state,proto3" json:"state,omitempty"`
 	Generation uint64 `protobuf:"varint,4,opt,name=generation,proto3" json:"generation,omitempty"`
 	// DER.
-	Certificate   []byte `protobuf:"bytes,5,opt,name=certificate,proto3" json:"certificate,omitempty"`
+	Certificate []byte `protobuf:"bytes,5,opt,name=certificate,proto3" json:"certificate,omitempty"`
+	// Since when its key is thought to be known to others; absent if it is not.
+	Tainted       *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=tainted,proto3" json:"tainted,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3505,6 +3516,13 @@ func (x *Authority) GetGeneration() uint64 {
 func (x *Authority) GetCertificate() []byte {
 	if x != nil {
 		return x.Certificate
+	}
+	return nil
+}
+
+func (x *Authority) GetTainted() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Tainted
 	}
 	return nil
 }
@@ -3734,9 +3752,13 @@ type GetStatusResponse_Document struct {
 	Generation uint64                   `protobuf:"varint,2,opt,name=generation,proto3" json:"generation,omitempty"`
 	Logs       []*GetStatusResponse_Log `protobuf:"bytes,3,rep,name=logs,proto3" json:"logs,omitempty"`
 	// When an issuer was requested whose certificate was not imported yet; absent if none was.
-	Requested     *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=requested,proto3" json:"requested,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Requested *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=requested,proto3" json:"requested,omitempty"`
+	// Public key that agents pin, 32 bytes; empty if there is none yet.
+	BundleKey []byte `protobuf:"bytes,5,opt,name=bundle_key,json=bundleKey,proto3" json:"bundle_key,omitempty"`
+	// Why bundles are not signed by it; empty if they are.
+	BundleKeyError string `protobuf:"bytes,6,opt,name=bundle_key_error,json=bundleKeyError,proto3" json:"bundle_key_error,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *GetStatusResponse_Document) Reset() {
@@ -3795,6 +3817,20 @@ func (x *GetStatusResponse_Document) GetRequested() *timestamppb.Timestamp {
 		return x.Requested
 	}
 	return nil
+}
+
+func (x *GetStatusResponse_Document) GetBundleKey() []byte {
+	if x != nil {
+		return x.BundleKey
+	}
+	return nil
+}
+
+func (x *GetStatusResponse_Document) GetBundleKeyError() string {
+	if x != nil {
+		return x.BundleKeyError
+	}
+	return ""
 }
 
 type GetStatusResponse_Log struct {
@@ -3983,7 +4019,9 @@ type GetStatusResponse_Certificate struct {
 	// Whether it is part of the chain that signs now, or the server's own.
 	InUse bool `protobuf:"varint,3,opt,name=in_use,json=inUse,proto3" json:"in_use,omitempty"`
 	// DER.
-	Certificate   []byte `protobuf:"bytes,4,opt,name=certificate,proto3" json:"certificate,omitempty"`
+	Certificate []byte `protobuf:"bytes,4,opt,name=certificate,proto3" json:"certificate,omitempty"`
+	// As in Authority.
+	Tainted       *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=tainted,proto3" json:"tainted,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4042,6 +4080,13 @@ func (x *GetStatusResponse_Certificate) GetInUse() bool {
 func (x *GetStatusResponse_Certificate) GetCertificate() []byte {
 	if x != nil {
 		return x.Certificate
+	}
+	return nil
+}
+
+func (x *GetStatusResponse_Certificate) GetTainted() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Tainted
 	}
 	return nil
 }
@@ -4801,13 +4846,15 @@ const file_chancery_proto_rawDesc = "" +
 	"\x14ImportIssuerResponse\"\x17\n" +
 	"\x15GetAuthoritiesRequest\"R\n" +
 	"\x16GetAuthoritiesResponse\x128\n" +
-	"\adomains\x18\x01 \x03(\v2\x1e.chancery.v1.DomainAuthoritiesR\adomains\"\x90\x01\n" +
+	"\adomains\x18\x01 \x03(\v2\x1e.chancery.v1.DomainAuthoritiesR\adomains\"\xaf\x01\n" +
 	"\x11DomainAuthorities\x12!\n" +
 	"\ftrust_domain\x18\x01 \x01(\tR\vtrustDomain\x12\x1e\n" +
 	"\n" +
 	"generation\x18\x02 \x01(\x04R\n" +
 	"generation\x128\n" +
-	"\vauthorities\x18\x03 \x03(\v2\x16.chancery.v1.AuthorityR\vauthorities\"\x87\x01\n" +
+	"\vauthorities\x18\x03 \x03(\v2\x16.chancery.v1.AuthorityR\vauthorities\x12\x1d\n" +
+	"\n" +
+	"bundle_key\x18\x04 \x01(\fR\tbundleKey\"\xbd\x01\n" +
 	"\tAuthority\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04kind\x18\x02 \x01(\tR\x04kind\x12\x14\n" +
@@ -4815,8 +4862,9 @@ const file_chancery_proto_rawDesc = "" +
 	"\n" +
 	"generation\x18\x04 \x01(\x04R\n" +
 	"generation\x12 \n" +
-	"\vcertificate\x18\x05 \x01(\fR\vcertificate\"\x12\n" +
-	"\x10GetStatusRequest\"\x95\x16\n" +
+	"\vcertificate\x18\x05 \x01(\fR\vcertificate\x124\n" +
+	"\atainted\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\atainted\"\x12\n" +
+	"\x10GetStatusRequest\"\x95\x17\n" +
 	"\x11GetStatusResponse\x12.\n" +
 	"\x04time\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x124\n" +
 	"\astarted\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\astarted\x12!\n" +
@@ -4835,14 +4883,17 @@ const file_chancery_proto_rawDesc = "" +
 	"\twas_ready\x18\x0e \x01(\bR\bwasReady\x127\n" +
 	"\x04crls\x18\x0f \x01(\v2#.chancery.v1.GetStatusResponse.CrlsR\x04crls\x12:\n" +
 	"\x05store\x18\x10 \x01(\v2$.chancery.v1.GetStatusResponse.StoreR\x05store\x121\n" +
-	"\brotation\x18\x11 \x01(\v2\x15.chancery.v1.RotationR\brotation\x1a\xb6\x01\n" +
+	"\brotation\x18\x11 \x01(\v2\x15.chancery.v1.RotationR\brotation\x1a\xff\x01\n" +
 	"\bDocument\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\x04R\aversion\x12\x1e\n" +
 	"\n" +
 	"generation\x18\x02 \x01(\x04R\n" +
 	"generation\x126\n" +
 	"\x04logs\x18\x03 \x03(\v2\".chancery.v1.GetStatusResponse.LogR\x04logs\x128\n" +
-	"\trequested\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\trequested\x1a'\n" +
+	"\trequested\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\trequested\x12\x1d\n" +
+	"\n" +
+	"bundle_key\x18\x05 \x01(\fR\tbundleKey\x12(\n" +
+	"\x10bundle_key_error\x18\x06 \x01(\tR\x0ebundleKeyError\x1a'\n" +
 	"\x03Log\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\rR\x02id\x12\x10\n" +
 	"\x03key\x18\x02 \x01(\tR\x03key\x1a\xf4\x02\n" +
@@ -4858,12 +4909,13 @@ const file_chancery_proto_rawDesc = "" +
 	"\vimported_by\x18\t \x01(\tR\n" +
 	"importedBy\x124\n" +
 	"\achanged\x18\n" +
-	" \x01(\v2\x1a.google.protobuf.TimestampR\achanged\x1ap\n" +
+	" \x01(\v2\x1a.google.protobuf.TimestampR\achanged\x1a\xa6\x01\n" +
 	"\vCertificate\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x14\n" +
 	"\x05state\x18\x02 \x01(\tR\x05state\x12\x15\n" +
 	"\x06in_use\x18\x03 \x01(\bR\x05inUse\x12 \n" +
-	"\vcertificate\x18\x04 \x01(\fR\vcertificate\x1a\xe0\x01\n" +
+	"\vcertificate\x18\x04 \x01(\fR\vcertificate\x124\n" +
+	"\atainted\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\atainted\x1a\xe0\x01\n" +
 	"\x03Key\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05store\x18\x02 \x01(\tR\x05store\x124\n" +
@@ -5012,128 +5064,130 @@ var file_chancery_proto_goTypes = []any{
 	(*durationpb.Duration)(nil),           // 66: google.protobuf.Duration
 }
 var file_chancery_proto_depIdxs = []int32{
-	65, // 0: chancery.v1.ConsumersState.until:type_name -> google.protobuf.Timestamp
-	3,  // 1: chancery.v1.ConsumersState.held:type_name -> chancery.v1.HeldIssuer
-	4,  // 2: chancery.v1.ConsumersState.lagging:type_name -> chancery.v1.LaggingConsumer
-	65, // 3: chancery.v1.HeldIssuer.until:type_name -> google.protobuf.Timestamp
-	66, // 4: chancery.v1.Reissue.within:type_name -> google.protobuf.Duration
-	8,  // 5: chancery.v1.SyncRequest.served:type_name -> chancery.v1.ServedSvid
-	7,  // 6: chancery.v1.SyncRequest.document_mark:type_name -> chancery.v1.DocumentMark
-	2,  // 7: chancery.v1.SyncRequest.consumers:type_name -> chancery.v1.ConsumersState
-	65, // 8: chancery.v1.ServedSvid.not_after:type_name -> google.protobuf.Timestamp
-	16, // 9: chancery.v1.SyncUpdate.bundle:type_name -> chancery.v1.Bundle
-	7,  // 10: chancery.v1.SyncUpdate.document_mark:type_name -> chancery.v1.DocumentMark
-	1,  // 11: chancery.v1.SyncUpdate.signed_bundle:type_name -> chancery.v1.SignedBundle
-	5,  // 12: chancery.v1.SyncUpdate.reissue:type_name -> chancery.v1.Reissue
-	11, // 13: chancery.v1.IssueRequest.requests:type_name -> chancery.v1.CertificateRequest
-	66, // 14: chancery.v1.CertificateRequest.lifetime:type_name -> google.protobuf.Duration
-	13, // 15: chancery.v1.IssueResponse.results:type_name -> chancery.v1.Result
-	16, // 16: chancery.v1.IssueResponse.bundle:type_name -> chancery.v1.Bundle
-	1,  // 17: chancery.v1.IssueResponse.signed_bundle:type_name -> chancery.v1.SignedBundle
-	15, // 18: chancery.v1.Result.certificate:type_name -> chancery.v1.Certificate
-	14, // 19: chancery.v1.Result.refusal:type_name -> chancery.v1.Refusal
-	66, // 20: chancery.v1.Refusal.retry_after:type_name -> google.protobuf.Duration
-	65, // 21: chancery.v1.Certificate.not_after:type_name -> google.protobuf.Timestamp
-	19, // 22: chancery.v1.PlanRotationResponse.phases:type_name -> chancery.v1.PlannedPhase
-	66, // 23: chancery.v1.PlannedPhase.least:type_name -> google.protobuf.Duration
-	66, // 24: chancery.v1.PlannedPhase.most:type_name -> google.protobuf.Duration
-	23, // 25: chancery.v1.RotationStatus.rotation:type_name -> chancery.v1.Rotation
-	23, // 26: chancery.v1.RotationStatus.past:type_name -> chancery.v1.Rotation
-	65, // 27: chancery.v1.RotationStatus.time:type_name -> google.protobuf.Timestamp
-	65, // 28: chancery.v1.Rotation.started:type_name -> google.protobuf.Timestamp
-	65, // 29: chancery.v1.Rotation.since:type_name -> google.protobuf.Timestamp
-	65, // 30: chancery.v1.Rotation.paused:type_name -> google.protobuf.Timestamp
-	65, // 31: chancery.v1.Rotation.ended:type_name -> google.protobuf.Timestamp
-	24, // 32: chancery.v1.Rotation.gates:type_name -> chancery.v1.Gate
-	25, // 33: chancery.v1.Rotation.overrides:type_name -> chancery.v1.RotationOverride
-	65, // 34: chancery.v1.Rotation.latest:type_name -> google.protobuf.Timestamp
-	66, // 35: chancery.v1.Rotation.phase_estimate:type_name -> google.protobuf.Duration
-	65, // 36: chancery.v1.Gate.until:type_name -> google.protobuf.Timestamp
-	65, // 37: chancery.v1.RotationOverride.time:type_name -> google.protobuf.Timestamp
-	28, // 38: chancery.v1.ListReplicasResponse.replicas:type_name -> chancery.v1.Replica
-	65, // 39: chancery.v1.Replica.seen:type_name -> google.protobuf.Timestamp
-	65, // 40: chancery.v1.Replica.declared_dead:type_name -> google.protobuf.Timestamp
-	65, // 41: chancery.v1.Predicate.issued_before:type_name -> google.protobuf.Timestamp
-	33, // 42: chancery.v1.RevokeRequest.predicate:type_name -> chancery.v1.Predicate
-	66, // 43: chancery.v1.RevokeRequest.wait:type_name -> google.protobuf.Duration
-	36, // 44: chancery.v1.RevokeResponse.certificates:type_name -> chancery.v1.RevokedCertificate
-	65, // 45: chancery.v1.RevokedCertificate.not_after:type_name -> google.protobuf.Timestamp
-	41, // 46: chancery.v1.ListRevocationsResponse.revocations:type_name -> chancery.v1.Revocation
-	33, // 47: chancery.v1.Revocation.predicate:type_name -> chancery.v1.Predicate
-	65, // 48: chancery.v1.Revocation.time:type_name -> google.protobuf.Timestamp
-	65, // 49: chancery.v1.Revocation.restored:type_name -> google.protobuf.Timestamp
-	44, // 50: chancery.v1.ListServedResponse.agents:type_name -> chancery.v1.ServedByAgent
-	8,  // 51: chancery.v1.ServedByAgent.served:type_name -> chancery.v1.ServedSvid
-	51, // 52: chancery.v1.GetAuthoritiesResponse.domains:type_name -> chancery.v1.DomainAuthorities
-	52, // 53: chancery.v1.DomainAuthorities.authorities:type_name -> chancery.v1.Authority
-	65, // 54: chancery.v1.GetStatusResponse.time:type_name -> google.protobuf.Timestamp
-	65, // 55: chancery.v1.GetStatusResponse.started:type_name -> google.protobuf.Timestamp
-	55, // 56: chancery.v1.GetStatusResponse.document:type_name -> chancery.v1.GetStatusResponse.Document
-	58, // 57: chancery.v1.GetStatusResponse.certificates:type_name -> chancery.v1.GetStatusResponse.Certificate
-	66, // 58: chancery.v1.GetStatusResponse.max_ttl:type_name -> google.protobuf.Duration
-	59, // 59: chancery.v1.GetStatusResponse.keys:type_name -> chancery.v1.GetStatusResponse.Key
-	60, // 60: chancery.v1.GetStatusResponse.outcomes:type_name -> chancery.v1.GetStatusResponse.Outcome
-	61, // 61: chancery.v1.GetStatusResponse.audit_log:type_name -> chancery.v1.GetStatusResponse.AuditLog
-	62, // 62: chancery.v1.GetStatusResponse.issuance_log:type_name -> chancery.v1.GetStatusResponse.IssuanceLog
-	64, // 63: chancery.v1.GetStatusResponse.clusters:type_name -> chancery.v1.GetStatusResponse.Cluster
-	63, // 64: chancery.v1.GetStatusResponse.crls:type_name -> chancery.v1.GetStatusResponse.Crls
-	57, // 65: chancery.v1.GetStatusResponse.store:type_name -> chancery.v1.GetStatusResponse.Store
-	23, // 66: chancery.v1.GetStatusResponse.rotation:type_name -> chancery.v1.Rotation
-	56, // 67: chancery.v1.GetStatusResponse.Document.logs:type_name -> chancery.v1.GetStatusResponse.Log
-	65, // 68: chancery.v1.GetStatusResponse.Document.requested:type_name -> google.protobuf.Timestamp
-	65, // 69: chancery.v1.GetStatusResponse.Store.confirmed:type_name -> google.protobuf.Timestamp
-	28, // 70: chancery.v1.GetStatusResponse.Store.replicas:type_name -> chancery.v1.Replica
-	65, // 71: chancery.v1.GetStatusResponse.Store.imported:type_name -> google.protobuf.Timestamp
-	65, // 72: chancery.v1.GetStatusResponse.Store.changed:type_name -> google.protobuf.Timestamp
-	65, // 73: chancery.v1.GetStatusResponse.Key.checked:type_name -> google.protobuf.Timestamp
-	66, // 74: chancery.v1.GetStatusResponse.Key.took:type_name -> google.protobuf.Duration
-	65, // 75: chancery.v1.GetStatusResponse.Key.waiting:type_name -> google.protobuf.Timestamp
-	65, // 76: chancery.v1.GetStatusResponse.IssuanceLog.checkpoint:type_name -> google.protobuf.Timestamp
-	65, // 77: chancery.v1.GetStatusResponse.IssuanceLog.sequenced:type_name -> google.protobuf.Timestamp
-	65, // 78: chancery.v1.GetStatusResponse.Crls.failing:type_name -> google.protobuf.Timestamp
-	65, // 79: chancery.v1.GetStatusResponse.Crls.ends:type_name -> google.protobuf.Timestamp
-	65, // 80: chancery.v1.GetStatusResponse.Crls.published:type_name -> google.protobuf.Timestamp
-	10, // 81: chancery.v1.Issuance.Issue:input_type -> chancery.v1.IssueRequest
-	6,  // 82: chancery.v1.Issuance.Sync:input_type -> chancery.v1.SyncRequest
-	0,  // 83: chancery.v1.Issuance.GetBundle:input_type -> chancery.v1.GetBundleRequest
-	49, // 84: chancery.v1.Admin.GetAuthorities:input_type -> chancery.v1.GetAuthoritiesRequest
-	45, // 85: chancery.v1.Admin.RequestIssuer:input_type -> chancery.v1.RequestIssuerRequest
-	47, // 86: chancery.v1.Admin.ImportIssuer:input_type -> chancery.v1.ImportIssuerRequest
-	34, // 87: chancery.v1.Admin.Revoke:input_type -> chancery.v1.RevokeRequest
-	37, // 88: chancery.v1.Admin.Restore:input_type -> chancery.v1.RestoreRequest
-	39, // 89: chancery.v1.Admin.ListRevocations:input_type -> chancery.v1.ListRevocationsRequest
-	42, // 90: chancery.v1.Admin.ListServed:input_type -> chancery.v1.ListServedRequest
-	53, // 91: chancery.v1.Admin.GetStatus:input_type -> chancery.v1.GetStatusRequest
-	26, // 92: chancery.v1.Admin.ListReplicas:input_type -> chancery.v1.ListReplicasRequest
-	29, // 93: chancery.v1.Admin.ForgetReplica:input_type -> chancery.v1.ForgetReplicaRequest
-	31, // 94: chancery.v1.Admin.ExportState:input_type -> chancery.v1.ExportStateRequest
-	17, // 95: chancery.v1.Admin.PlanRotation:input_type -> chancery.v1.StartRotationRequest
-	17, // 96: chancery.v1.Admin.StartRotation:input_type -> chancery.v1.StartRotationRequest
-	20, // 97: chancery.v1.Admin.GetRotation:input_type -> chancery.v1.GetRotationRequest
-	21, // 98: chancery.v1.Admin.ChangeRotation:input_type -> chancery.v1.ChangeRotationRequest
-	12, // 99: chancery.v1.Issuance.Issue:output_type -> chancery.v1.IssueResponse
-	9,  // 100: chancery.v1.Issuance.Sync:output_type -> chancery.v1.SyncUpdate
-	1,  // 101: chancery.v1.Issuance.GetBundle:output_type -> chancery.v1.SignedBundle
-	50, // 102: chancery.v1.Admin.GetAuthorities:output_type -> chancery.v1.GetAuthoritiesResponse
-	46, // 103: chancery.v1.Admin.RequestIssuer:output_type -> chancery.v1.RequestIssuerResponse
-	48, // 104: chancery.v1.Admin.ImportIssuer:output_type -> chancery.v1.ImportIssuerResponse
-	35, // 105: chancery.v1.Admin.Revoke:output_type -> chancery.v1.RevokeResponse
-	38, // 106: chancery.v1.Admin.Restore:output_type -> chancery.v1.RestoreResponse
-	40, // 107: chancery.v1.Admin.ListRevocations:output_type -> chancery.v1.ListRevocationsResponse
-	43, // 108: chancery.v1.Admin.ListServed:output_type -> chancery.v1.ListServedResponse
-	54, // 109: chancery.v1.Admin.GetStatus:output_type -> chancery.v1.GetStatusResponse
-	27, // 110: chancery.v1.Admin.ListReplicas:output_type -> chancery.v1.ListReplicasResponse
-	30, // 111: chancery.v1.Admin.ForgetReplica:output_type -> chancery.v1.ForgetReplicaResponse
-	32, // 112: chancery.v1.Admin.ExportState:output_type -> chancery.v1.ExportStateResponse
-	18, // 113: chancery.v1.Admin.PlanRotation:output_type -> chancery.v1.PlanRotationResponse
-	22, // 114: chancery.v1.Admin.StartRotation:output_type -> chancery.v1.RotationStatus
-	22, // 115: chancery.v1.Admin.GetRotation:output_type -> chancery.v1.RotationStatus
-	22, // 116: chancery.v1.Admin.ChangeRotation:output_type -> chancery.v1.RotationStatus
-	99, // [99:117] is the sub-list for method output_type
-	81, // [81:99] is the sub-list for method input_type
-	81, // [81:81] is the sub-list for extension type_name
-	81, // [81:81] is the sub-list for extension extendee
-	0,  // [0:81] is the sub-list for field type_name
+	65,  // 0: chancery.v1.ConsumersState.until:type_name -> google.protobuf.Timestamp
+	3,   // 1: chancery.v1.ConsumersState.held:type_name -> chancery.v1.HeldIssuer
+	4,   // 2: chancery.v1.ConsumersState.lagging:type_name -> chancery.v1.LaggingConsumer
+	65,  // 3: chancery.v1.HeldIssuer.until:type_name -> google.protobuf.Timestamp
+	66,  // 4: chancery.v1.Reissue.within:type_name -> google.protobuf.Duration
+	8,   // 5: chancery.v1.SyncRequest.served:type_name -> chancery.v1.ServedSvid
+	7,   // 6: chancery.v1.SyncRequest.document_mark:type_name -> chancery.v1.DocumentMark
+	2,   // 7: chancery.v1.SyncRequest.consumers:type_name -> chancery.v1.ConsumersState
+	65,  // 8: chancery.v1.ServedSvid.not_after:type_name -> google.protobuf.Timestamp
+	16,  // 9: chancery.v1.SyncUpdate.bundle:type_name -> chancery.v1.Bundle
+	7,   // 10: chancery.v1.SyncUpdate.document_mark:type_name -> chancery.v1.DocumentMark
+	1,   // 11: chancery.v1.SyncUpdate.signed_bundle:type_name -> chancery.v1.SignedBundle
+	5,   // 12: chancery.v1.SyncUpdate.reissue:type_name -> chancery.v1.Reissue
+	11,  // 13: chancery.v1.IssueRequest.requests:type_name -> chancery.v1.CertificateRequest
+	66,  // 14: chancery.v1.CertificateRequest.lifetime:type_name -> google.protobuf.Duration
+	13,  // 15: chancery.v1.IssueResponse.results:type_name -> chancery.v1.Result
+	16,  // 16: chancery.v1.IssueResponse.bundle:type_name -> chancery.v1.Bundle
+	1,   // 17: chancery.v1.IssueResponse.signed_bundle:type_name -> chancery.v1.SignedBundle
+	15,  // 18: chancery.v1.Result.certificate:type_name -> chancery.v1.Certificate
+	14,  // 19: chancery.v1.Result.refusal:type_name -> chancery.v1.Refusal
+	66,  // 20: chancery.v1.Refusal.retry_after:type_name -> google.protobuf.Duration
+	65,  // 21: chancery.v1.Certificate.not_after:type_name -> google.protobuf.Timestamp
+	19,  // 22: chancery.v1.PlanRotationResponse.phases:type_name -> chancery.v1.PlannedPhase
+	66,  // 23: chancery.v1.PlannedPhase.least:type_name -> google.protobuf.Duration
+	66,  // 24: chancery.v1.PlannedPhase.most:type_name -> google.protobuf.Duration
+	23,  // 25: chancery.v1.RotationStatus.rotation:type_name -> chancery.v1.Rotation
+	23,  // 26: chancery.v1.RotationStatus.past:type_name -> chancery.v1.Rotation
+	65,  // 27: chancery.v1.RotationStatus.time:type_name -> google.protobuf.Timestamp
+	65,  // 28: chancery.v1.Rotation.started:type_name -> google.protobuf.Timestamp
+	65,  // 29: chancery.v1.Rotation.since:type_name -> google.protobuf.Timestamp
+	65,  // 30: chancery.v1.Rotation.paused:type_name -> google.protobuf.Timestamp
+	65,  // 31: chancery.v1.Rotation.ended:type_name -> google.protobuf.Timestamp
+	24,  // 32: chancery.v1.Rotation.gates:type_name -> chancery.v1.Gate
+	25,  // 33: chancery.v1.Rotation.overrides:type_name -> chancery.v1.RotationOverride
+	65,  // 34: chancery.v1.Rotation.latest:type_name -> google.protobuf.Timestamp
+	66,  // 35: chancery.v1.Rotation.phase_estimate:type_name -> google.protobuf.Duration
+	65,  // 36: chancery.v1.Gate.until:type_name -> google.protobuf.Timestamp
+	65,  // 37: chancery.v1.RotationOverride.time:type_name -> google.protobuf.Timestamp
+	28,  // 38: chancery.v1.ListReplicasResponse.replicas:type_name -> chancery.v1.Replica
+	65,  // 39: chancery.v1.Replica.seen:type_name -> google.protobuf.Timestamp
+	65,  // 40: chancery.v1.Replica.declared_dead:type_name -> google.protobuf.Timestamp
+	65,  // 41: chancery.v1.Predicate.issued_before:type_name -> google.protobuf.Timestamp
+	33,  // 42: chancery.v1.RevokeRequest.predicate:type_name -> chancery.v1.Predicate
+	66,  // 43: chancery.v1.RevokeRequest.wait:type_name -> google.protobuf.Duration
+	36,  // 44: chancery.v1.RevokeResponse.certificates:type_name -> chancery.v1.RevokedCertificate
+	65,  // 45: chancery.v1.RevokedCertificate.not_after:type_name -> google.protobuf.Timestamp
+	41,  // 46: chancery.v1.ListRevocationsResponse.revocations:type_name -> chancery.v1.Revocation
+	33,  // 47: chancery.v1.Revocation.predicate:type_name -> chancery.v1.Predicate
+	65,  // 48: chancery.v1.Revocation.time:type_name -> google.protobuf.Timestamp
+	65,  // 49: chancery.v1.Revocation.restored:type_name -> google.protobuf.Timestamp
+	44,  // 50: chancery.v1.ListServedResponse.agents:type_name -> chancery.v1.ServedByAgent
+	8,   // 51: chancery.v1.ServedByAgent.served:type_name -> chancery.v1.ServedSvid
+	51,  // 52: chancery.v1.GetAuthoritiesResponse.domains:type_name -> chancery.v1.DomainAuthorities
+	52,  // 53: chancery.v1.DomainAuthorities.authorities:type_name -> chancery.v1.Authority
+	65,  // 54: chancery.v1.Authority.tainted:type_name -> google.protobuf.Timestamp
+	65,  // 55: chancery.v1.GetStatusResponse.time:type_name -> google.protobuf.Timestamp
+	65,  // 56: chancery.v1.GetStatusResponse.started:type_name -> google.protobuf.Timestamp
+	55,  // 57: chancery.v1.GetStatusResponse.document:type_name -> chancery.v1.GetStatusResponse.Document
+	58,  // 58: chancery.v1.GetStatusResponse.certificates:type_name -> chancery.v1.GetStatusResponse.Certificate
+	66,  // 59: chancery.v1.GetStatusResponse.max_ttl:type_name -> google.protobuf.Duration
+	59,  // 60: chancery.v1.GetStatusResponse.keys:type_name -> chancery.v1.GetStatusResponse.Key
+	60,  // 61: chancery.v1.GetStatusResponse.outcomes:type_name -> chancery.v1.GetStatusResponse.Outcome
+	61,  // 62: chancery.v1.GetStatusResponse.audit_log:type_name -> chancery.v1.GetStatusResponse.AuditLog
+	62,  // 63: chancery.v1.GetStatusResponse.issuance_log:type_name -> chancery.v1.GetStatusResponse.IssuanceLog
+	64,  // 64: chancery.v1.GetStatusResponse.clusters:type_name -> chancery.v1.GetStatusResponse.Cluster
+	63,  // 65: chancery.v1.GetStatusResponse.crls:type_name -> chancery.v1.GetStatusResponse.Crls
+	57,  // 66: chancery.v1.GetStatusResponse.store:type_name -> chancery.v1.GetStatusResponse.Store
+	23,  // 67: chancery.v1.GetStatusResponse.rotation:type_name -> chancery.v1.Rotation
+	56,  // 68: chancery.v1.GetStatusResponse.Document.logs:type_name -> chancery.v1.GetStatusResponse.Log
+	65,  // 69: chancery.v1.GetStatusResponse.Document.requested:type_name -> google.protobuf.Timestamp
+	65,  // 70: chancery.v1.GetStatusResponse.Store.confirmed:type_name -> google.protobuf.Timestamp
+	28,  // 71: chancery.v1.GetStatusResponse.Store.replicas:type_name -> chancery.v1.Replica
+	65,  // 72: chancery.v1.GetStatusResponse.Store.imported:type_name -> google.protobuf.Timestamp
+	65,  // 73: chancery.v1.GetStatusResponse.Store.changed:type_name -> google.protobuf.Timestamp
+	65,  // 74: chancery.v1.GetStatusResponse.Certificate.tainted:type_name -> google.protobuf.Timestamp
+	65,  // 75: chancery.v1.GetStatusResponse.Key.checked:type_name -> google.protobuf.Timestamp
+	66,  // 76: chancery.v1.GetStatusResponse.Key.took:type_name -> google.protobuf.Duration
+	65,  // 77: chancery.v1.GetStatusResponse.Key.waiting:type_name -> google.protobuf.Timestamp
+	65,  // 78: chancery.v1.GetStatusResponse.IssuanceLog.checkpoint:type_name -> google.protobuf.Timestamp
+	65,  // 79: chancery.v1.GetStatusResponse.IssuanceLog.sequenced:type_name -> google.protobuf.Timestamp
+	65,  // 80: chancery.v1.GetStatusResponse.Crls.failing:type_name -> google.protobuf.Timestamp
+	65,  // 81: chancery.v1.GetStatusResponse.Crls.ends:type_name -> google.protobuf.Timestamp
+	65,  // 82: chancery.v1.GetStatusResponse.Crls.published:type_name -> google.protobuf.Timestamp
+	10,  // 83: chancery.v1.Issuance.Issue:input_type -> chancery.v1.IssueRequest
+	6,   // 84: chancery.v1.Issuance.Sync:input_type -> chancery.v1.SyncRequest
+	0,   // 85: chancery.v1.Issuance.GetBundle:input_type -> chancery.v1.GetBundleRequest
+	49,  // 86: chancery.v1.Admin.GetAuthorities:input_type -> chancery.v1.GetAuthoritiesRequest
+	45,  // 87: chancery.v1.Admin.RequestIssuer:input_type -> chancery.v1.RequestIssuerRequest
+	47,  // 88: chancery.v1.Admin.ImportIssuer:input_type -> chancery.v1.ImportIssuerRequest
+	34,  // 89: chancery.v1.Admin.Revoke:input_type -> chancery.v1.RevokeRequest
+	37,  // 90: chancery.v1.Admin.Restore:input_type -> chancery.v1.RestoreRequest
+	39,  // 91: chancery.v1.Admin.ListRevocations:input_type -> chancery.v1.ListRevocationsRequest
+	42,  // 92: chancery.v1.Admin.ListServed:input_type -> chancery.v1.ListServedRequest
+	53,  // 93: chancery.v1.Admin.GetStatus:input_type -> chancery.v1.GetStatusRequest
+	26,  // 94: chancery.v1.Admin.ListReplicas:input_type -> chancery.v1.ListReplicasRequest
+	29,  // 95: chancery.v1.Admin.ForgetReplica:input_type -> chancery.v1.ForgetReplicaRequest
+	31,  // 96: chancery.v1.Admin.ExportState:input_type -> chancery.v1.ExportStateRequest
+	17,  // 97: chancery.v1.Admin.PlanRotation:input_type -> chancery.v1.StartRotationRequest
+	17,  // 98: chancery.v1.Admin.StartRotation:input_type -> chancery.v1.StartRotationRequest
+	20,  // 99: chancery.v1.Admin.GetRotation:input_type -> chancery.v1.GetRotationRequest
+	21,  // 100: chancery.v1.Admin.ChangeRotation:input_type -> chancery.v1.ChangeRotationRequest
+	12,  // 101: chancery.v1.Issuance.Issue:output_type -> chancery.v1.IssueResponse
+	9,   // 102: chancery.v1.Issuance.Sync:output_type -> chancery.v1.SyncUpdate
+	1,   // 103: chancery.v1.Issuance.GetBundle:output_type -> chancery.v1.SignedBundle
+	50,  // 104: chancery.v1.Admin.GetAuthorities:output_type -> chancery.v1.GetAuthoritiesResponse
+	46,  // 105: chancery.v1.Admin.RequestIssuer:output_type -> chancery.v1.RequestIssuerResponse
+	48,  // 106: chancery.v1.Admin.ImportIssuer:output_type -> chancery.v1.ImportIssuerResponse
+	35,  // 107: chancery.v1.Admin.Revoke:output_type -> chancery.v1.RevokeResponse
+	38,  // 108: chancery.v1.Admin.Restore:output_type -> chancery.v1.RestoreResponse
+	40,  // 109: chancery.v1.Admin.ListRevocations:output_type -> chancery.v1.ListRevocationsResponse
+	43,  // 110: chancery.v1.Admin.ListServed:output_type -> chancery.v1.ListServedResponse
+	54,  // 111: chancery.v1.Admin.GetStatus:output_type -> chancery.v1.GetStatusResponse
+	27,  // 112: chancery.v1.Admin.ListReplicas:output_type -> chancery.v1.ListReplicasResponse
+	30,  // 113: chancery.v1.Admin.ForgetReplica:output_type -> chancery.v1.ForgetReplicaResponse
+	32,  // 114: chancery.v1.Admin.ExportState:output_type -> chancery.v1.ExportStateResponse
+	18,  // 115: chancery.v1.Admin.PlanRotation:output_type -> chancery.v1.PlanRotationResponse
+	22,  // 116: chancery.v1.Admin.StartRotation:output_type -> chancery.v1.RotationStatus
+	22,  // 117: chancery.v1.Admin.GetRotation:output_type -> chancery.v1.RotationStatus
+	22,  // 118: chancery.v1.Admin.ChangeRotation:output_type -> chancery.v1.RotationStatus
+	101, // [101:119] is the sub-list for method output_type
+	83,  // [83:101] is the sub-list for method input_type
+	83,  // [83:83] is the sub-list for extension type_name
+	83,  // [83:83] is the sub-list for extension extendee
+	0,   // [0:83] is the sub-list for field type_name
 }
 
 func init() { file_chancery_proto_init() }

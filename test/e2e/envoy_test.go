@@ -39,6 +39,9 @@ type EnvoyConfig struct {
 	CertName string // SDS name of the certificate; empty: "default"
 	RootName string // SDS name of the validation context; empty: "ROOTCA"
 
+	// Default, with SDSSocket, has more fields, in YAML's flow style, for the validation context that Envoy joins with the one from SDS.
+	Default string
+
 	// PeerURI is the exact SPIFFE ID that the other side must present. Empty: no matcher, for a RootName whose context brings its
 	// own (such as service:NS/NAME).
 	PeerURI   string
@@ -49,9 +52,6 @@ type EnvoyConfig struct {
 
 	// Anonymous is a client that shows no certificate.
 	Anonymous bool
-
-	// Broken is a field that makes Envoy refuse the validation context as soon as SDS brings the rest of it.
-	Broken string
 
 	// Upstream is HOST:PORT of the echo for a server, and of the server Envoy for a client; or a Unix socket, which begins with "/".
 	Upstream string
@@ -280,7 +280,7 @@ const bootstrapParts = `
             tls_certificate_sds_secret_configs: [{name: {{printf "%q" .CertName}}, sds_config: {{template "sds"}}}]
             {{- end}}
             combined_validation_context:
-              default_validation_context: { {{template "peer" .}}{{with .Broken}}, {{.}}{{end}} }
+              default_validation_context: { {{template "peer" .}}{{with .Default}}, {{.}}{{end}} }
               validation_context_sds_secret_config: {name: {{printf "%q" .RootName}}, sds_config: {{template "sds"}}}
 {{- else}}
             tls_certificates: [{certificate_chain: {filename: {{printf "%q" .Files.Cert}}}, private_key: {filename: {{printf "%q" .Files.Key}}}}]

@@ -20,7 +20,7 @@ func TestNACKBlocksRotation(t *testing.T) {
 	// It has an SVID, which it acknowledges. What it makes of the roots for another cluster fails.
 	broken := startRingEnvoy(t, "broken", filepath.Join(SocketDir(t), "in"),
 		EnvoyConfig{SDSSocket: agent.Socket, PeerURI: pod.SPIFFEID(trustDomain), Upstream: StartEcho(t)},
-		EnvoyConfig{SDSSocket: agent.Socket, PeerURI: r.nodes[0].id, Upstream: r.nodes[0].inbound, Anonymous: true, Broken: `verify_certificate_hash: ["` + strings.Repeat("z", 64) + `"]`})
+		EnvoyConfig{SDSSocket: agent.Socket, PeerURI: r.nodes[0].id, Upstream: r.nodes[0].inbound, Anonymous: true, Default: `verify_certificate_hash: ["` + strings.Repeat("z", 64) + `"]`})
 	broken.WaitFor(t, 20*time.Second, "rejects the roots", func() error {
 		if n := broken.Stats(t, "update_rejected")["sds.ROOTCA.update_rejected"]; n == 0 {
 			return errors.New("it has not yet")

@@ -235,7 +235,11 @@ func (r *ring) begin(args ...string) string {
 		}
 		return nil
 	})
-	r.t.Logf("%s: rotation %s: %v: %s", r.at(), id, args, strings.Join(strings.Fields(stdout), " "))
+	s := new(rotationStatus)
+	if err := json.Unmarshal([]byte(stdout), s); err != nil || s.Rotation == nil || s.Rotation.ID != id {
+		r.t.Errorf("rotate start prints %v: %s; want rotation %s", err, stdout, id)
+	}
+	r.t.Logf("%s: rotation %s: %v", r.at(), id, args)
 	return id
 }
 
@@ -402,7 +406,9 @@ func (s stolen) leaf(t testing.TB, id string) tls.Certificate {
 
 // call makes a request to an Envoy of the ring with a certificate, on a connection of its own. The server's side is not looked at.
 func (n *ringNode) call(cert tls.Certificate) error {
-	config := &tls.Config{InsecureSkipVerify: true, Certificates: []tls.Certificate{cert}}
+	config := &tls.Config{InsecureSkipVerify: true, GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
+		return &cert, nil // also to one who does not ask for certificates under its root
+	}}
 	client := &http.Client{Timeout: loadTimeout, Transport: &http.Transport{
 		DisableKeepAlives: true,
 		DialTLSContext: func(ctx context.Context, _, _ string) (net.Conn, error) {

@@ -33,7 +33,6 @@ var (
 	epoch         = time.Date(2026, 12, 1, 0, 0, 0, 0, time.UTC)
 	serverNames   = [servers]string{"a", "b"}
 	consumerNames = [people]string{"e", "f", "c"}
-	rootIDs       = [2]string{"R1", "R2"}
 	issuerIDs     = [2]string{"I1", "I2"}
 )
 

@@ -17,9 +17,11 @@ import (
 type consumersFile struct {
 	Agent string `json:"agent"`
 	Rows  []struct {
-		PID   int    `json:"pid"`
-		Node  string `json:"node"`
-		Words string `json:"words"`
+		PID      int    `json:"pid"`
+		Node     string `json:"node"`
+		Rejected []struct {
+			Words string `json:"words"`
+		} `json:"rejected"`
 		SVIDs []struct {
 			Acked bool `json:"acked"`
 		} `json:"svids"`
@@ -104,7 +106,7 @@ func TestD1EvidenceOfRealEnvoys(t *testing.T) {
 	words := "Invalid hex-encoded SHA-256"
 	a.WaitFor(t, 20*time.Second, "has Envoy's own words in its table", func() error {
 		for _, r := range a.consumers(t).Rows {
-			if r.Node == "bad" && strings.Contains(r.Words, words) && r.PID == bad.PID() {
+			if r.Node == "bad" && len(r.Rejected) > 0 && strings.Contains(r.Rejected[0].Words, words) && r.PID == bad.PID() {
 				return nil
 			}
 		}
@@ -116,6 +118,9 @@ func TestD1EvidenceOfRealEnvoys(t *testing.T) {
 	a.Kill()
 	if _, err := Request(client.Listen, true); err != nil {
 		t.Errorf("without the agent: %v", err)
+	}
+	if err := os.Remove(filepath.Join(a.dir, "addrs")); err != nil { // of the life before
+		t.Fatal(err)
 	}
 	a.Start(t)
 	addr = WaitAddrs(t, a.Process, filepath.Join(a.dir, "addrs"))["metrics"]

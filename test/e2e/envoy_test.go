@@ -366,7 +366,7 @@ static_resources:
 
 var clientBootstrap = bootstrap("client", `{{define "cluster"}}
     type: STATIC
-    connect_timeout: 5s
+    connect_timeout: {{with .MaxRequests}}25{{else}}5{{end}}s
     load_assignment: {{template "upstream" .}}
     transport_socket:
         name: envoy.transport_sockets.tls

@@ -24,7 +24,8 @@ type LoadConfig struct {
 	Fresh int        // workers whose every request is a new mTLS connection; 0: 2
 	Rate  rate.Limit // requests a second, all workers together; 0: 200, which leaves a machine of 2 cores idle enough
 
-	Limit time.Duration // it ends after that by itself; 0: loadLimit
+	Limit   time.Duration // it ends after that by itself; 0: loadLimit
+	Timeout time.Duration // of a request; 0: loadTimeout
 
 	Seen func(Passage) // is shown each request that passed; nil: nobody
 }
@@ -75,10 +76,13 @@ func StartLoad(t testing.TB, cfg LoadConfig) *Load {
 	if cfg.Limit == 0 {
 		cfg.Limit = loadLimit
 	}
+	if cfg.Timeout == 0 {
+		cfg.Timeout = loadTimeout
+	}
 	ctx, cancel := context.WithTimeout(context.Background(), cfg.Limit)
 	l := &Load{cancel: cancel, report: LoadReport{ClientSerials: map[string]int{}, ServerSerials: map[string]int{}}}
 	limiter := rate.NewLimiter(cfg.Rate, 1)
-	client := &http.Client{Timeout: loadTimeout, Transport: &http.Transport{MaxIdleConnsPerHost: cfg.Kept + cfg.Fresh}}
+	client := &http.Client{Timeout: cfg.Timeout, Transport: &http.Transport{MaxIdleConnsPerHost: cfg.Kept + cfg.Fresh}}
 	started := time.Now()
 	for i := range cfg.Kept + cfg.Fresh {
 		fresh := i >= cfg.Kept

@@ -14,6 +14,7 @@ import (
 // TestAgentOffDuringRotation: agents that were off during a whole root rotation come back: by what they kept; by a file of roots that
 // was replaced meanwhile; and where there is neither, they say what to do, and that does.
 func TestAgentOffDuringRotation(t *testing.T) {
+	t.Parallel()
 	r := startRing(t, ringConfig{Seed: ringSeed(t), Nodes: 2})
 	ns := r.nodes[0].pod.Namespace
 	type away struct {

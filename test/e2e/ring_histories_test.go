@@ -15,6 +15,7 @@ import (
 // TestRing proves rotations on real parts (decision D8): whatever is rotated, rolled back or killed, no request is lost, counted on
 // both sides; and what was retired is refused. $RING_SEED repeats what the killer did.
 func TestRing(t *testing.T) {
+	t.Parallel()
 	seed := ringSeed(t)
 	t.Logf("RING_SEED=%d", seed)
 	for name, h := range map[string]struct {
@@ -65,7 +66,7 @@ func TestRingSoak(t *testing.T) {
 	}
 }
 
-// phaseLimit is how long a rotation may take: the leaves that a killed server may have given must end, and it announced them two
+// rotationLimit is how long a rotation may take: the leaves that a killed server may have given must end, and it announced them two
 // minutes ahead.
 const rotationLimit = 5 * time.Minute
 

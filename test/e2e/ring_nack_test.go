@@ -14,6 +14,7 @@ import (
 // TestNACKBlocksRotation: an Envoy that rejects the roots holds the rotation up, which says so in Envoy's own words; an admin who knows
 // better lets it go on, and that is noted.
 func TestNACKBlocksRotation(t *testing.T) {
+	t.Parallel()
 	// With SVIDs that live a minute: one that ends, on a machine with much to do, is a reason to go on.
 	r := startRing(t, ringConfig{Seed: ringSeed(t), Nodes: 2, TTL: time.Minute})
 	pod, agent := r.member(r.nodes[0].pod.Namespace, "broken")

@@ -56,7 +56,7 @@ func (r *ring) startProbe(ns string) {
 	}
 	target := r.nodes[probeTarget]
 	config := tlsconfig.MTLSClientConfig(p.source, p.source, tlsconfig.AuthorizeID(spiffeid.RequireFromString(target.id)))
-	client := &http.Client{Timeout: loadTimeout, Transport: &http.Transport{
+	client := &http.Client{Timeout: ringPatience, Transport: &http.Transport{
 		DisableKeepAlives: true,
 		DialTLSContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 			return (&tls.Dialer{Config: config}).DialContext(ctx, "unix", target.inbound)

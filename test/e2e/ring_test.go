@@ -51,6 +51,8 @@ const (
 	ringTTL = 20 * time.Second
 	// ringLimit is how long a ring may run at most.
 	ringLimit = 30 * time.Minute
+	// ringPatience is how long a request may take: on a machine with much to do one that is late is not lost.
+	ringPatience = 30 * time.Second
 	// ringServers is how many there are.
 	ringServers = 3
 )
@@ -212,6 +214,7 @@ func startRing(t *testing.T, cfg ringConfig) *ring {
 	}
 	r := &ring{t: t, cfg: cfg, k: SharedKube(t), store: postgresStore(t), started: time.Now()}
 	r.killer = newKiller(r)
+	r.watchMachine()
 	r.startServers()
 	t.Cleanup(func() {
 		if t.Failed() {
@@ -228,6 +231,22 @@ func startRing(t *testing.T, cfg ringConfig) *ring {
 	r.passes(10, "at first")
 	t.Logf("the ring runs %v after its start", time.Since(r.started).Round(time.Millisecond))
 	return r
+}
+
+// watchMachine tells when the machine stood still, for who reads why something took long.
+func (r *ring) watchMachine() {
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for last := time.Now(); ctx.Err() == nil; {
+			wait(ctx, 100*time.Millisecond)
+			if gap := time.Since(last); gap > 2*time.Second {
+				r.t.Logf("%s: the machine did nothing for this test for %v", r.at(), gap.Round(time.Millisecond))
+			}
+			last = time.Now()
+		}
+	})
+	r.t.Cleanup(func() { cancel(); wg.Wait() })
 }
 
 // startServers starts three of them on one store.
@@ -329,7 +348,7 @@ func (r *ring) startSidecar(ns string) {
 func (r *ring) startLoads() {
 	add := func(name, id string, e *Envoy, to *ringNode) {
 		l := &ringLoad{name: name, id: id, to: to, server: map[string]int{}}
-		l.Load = StartLoad(r.t, LoadConfig{Addr: e.Listen, Kept: 2, Fresh: 1, Rate: 25, Limit: ringLimit, Seen: l.see})
+		l.Load = StartLoad(r.t, LoadConfig{Addr: e.Listen, Kept: 2, Fresh: 1, Rate: 25, Limit: ringLimit, Timeout: ringPatience, Seen: l.see})
 		r.loads = append(r.loads, l)
 	}
 	for i, n := range r.nodes {
@@ -439,7 +458,7 @@ var ringBootstrap = bootstrap("ring", `{{define "cluster"}}
         explicit_http_config: {http_protocol_options: {}}
     {{- with .Config}}
     type: STATIC
-    connect_timeout: 5s
+    connect_timeout: 25s
     load_assignment: {{template "upstream" .}}
     transport_socket:
         name: envoy.transport_sockets.tls

@@ -91,8 +91,8 @@ func (a *Keeper) lacksSuccessor(doc *Document, rotation string, now time.Time) b
 	if x == nil {
 		return true
 	}
-	cert, err := x.X509()
-	return err == nil && x.State == StatePrepared && cert.NotAfter.Sub(now) < cert.NotAfter.Sub(cert.NotBefore)/4
+	begin, life, err := x.Life()
+	return err == nil && x.State == StatePrepared && now.Sub(begin) > life*3/4
 }
 
 // newSuccessors makes keys and certificates. The root's key type and life are those of `authority init`.

@@ -231,10 +231,18 @@ func (v *view) voices() []*board.Note {
 
 // words says who is behind, those with words first.
 func (v *view) words(behind map[uint64]board.Behind) []string {
-	why := map[uint64]string{}
+	why, here := map[uint64]string{}, map[uint64]bool{}
+	for _, n := range v.voices() {
+		for _, b := range n.Evidence.Behind {
+			here[b.Consumer] = here[b.Consumer] || b.Here
+		}
+	}
 	for _, n := range v.voices() {
 		for _, l := range n.Evidence.Sample {
-			why[l.Consumer] = fmt.Sprintf("%s: %s", l.Name, l.Why)
+			i, is := slices.BinarySearchFunc(n.Evidence.Behind, l.Consumer, func(b board.Behind, c uint64) int { return cmp.Compare(b.Consumer, c) })
+			if own := is && n.Evidence.Behind[i].Here; own || !here[l.Consumer] { // its own words, not what another server guesses
+				why[l.Consumer] = fmt.Sprintf("%s: %s", l.Name, l.Why)
+			}
 		}
 	}
 	var named, rest []string

@@ -798,7 +798,10 @@ type CertificateRequest struct {
 	// The SPIFFE ID asked for. Empty: the caller's own. Another workload's: only for node agents, for pods of their node.
 	SpiffeId string `protobuf:"bytes,2,opt,name=spiffe_id,json=spiffeId,proto3" json:"spiffe_id,omitempty"`
 	// Absent or <= 0: the profile's default. Too long: clamped to the profile's maximum.
-	Lifetime      *durationpb.Duration `protobuf:"bytes,3,opt,name=lifetime,proto3" json:"lifetime,omitempty"`
+	Lifetime *durationpb.Duration `protobuf:"bytes,3,opt,name=lifetime,proto3" json:"lifetime,omitempty"`
+	// When the SVID ends that this one is to replace: of those that wait for a server that has much to do, who has little time left
+	// comes first. Absent: when the certificate ends that the connection shows.
+	ReplacesUntil *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=replaces_until,json=replacesUntil,proto3" json:"replaces_until,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -850,6 +853,13 @@ func (x *CertificateRequest) GetSpiffeId() string {
 func (x *CertificateRequest) GetLifetime() *durationpb.Duration {
 	if x != nil {
 		return x.Lifetime
+	}
+	return nil
+}
+
+func (x *CertificateRequest) GetReplacesUntil() *timestamppb.Timestamp {
+	if x != nil {
+		return x.ReplacesUntil
 	}
 	return nil
 }
@@ -4590,11 +4600,12 @@ const file_chancery_proto_rawDesc = "" +
 	"\areissue\x18\b \x01(\v2\x14.chancery.v1.ReissueR\areissue\"a\n" +
 	"\fIssueRequest\x12;\n" +
 	"\brequests\x18\x01 \x03(\v2\x1f.chancery.v1.CertificateRequestR\brequests\x12\x14\n" +
-	"\x05agent\x18\x02 \x01(\fR\x05agent\"z\n" +
+	"\x05agent\x18\x02 \x01(\fR\x05agent\"\xbd\x01\n" +
 	"\x12CertificateRequest\x12\x10\n" +
 	"\x03csr\x18\x01 \x01(\fR\x03csr\x12\x1b\n" +
 	"\tspiffe_id\x18\x02 \x01(\tR\bspiffeId\x125\n" +
-	"\blifetime\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\blifetime\"\xcd\x01\n" +
+	"\blifetime\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\blifetime\x12A\n" +
+	"\x0ereplaces_until\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\rreplacesUntil\"\xcd\x01\n" +
 	"\rIssueResponse\x12-\n" +
 	"\aresults\x18\x01 \x03(\v2\x13.chancery.v1.ResultR\aresults\x12+\n" +
 	"\x06bundle\x18\x02 \x01(\v2\x13.chancery.v1.BundleR\x06bundle\x12 \n" +
@@ -4996,110 +5007,111 @@ var file_chancery_proto_depIdxs = []int32{
 	5,  // 12: chancery.v1.SyncUpdate.reissue:type_name -> chancery.v1.Reissue
 	11, // 13: chancery.v1.IssueRequest.requests:type_name -> chancery.v1.CertificateRequest
 	66, // 14: chancery.v1.CertificateRequest.lifetime:type_name -> google.protobuf.Duration
-	13, // 15: chancery.v1.IssueResponse.results:type_name -> chancery.v1.Result
-	16, // 16: chancery.v1.IssueResponse.bundle:type_name -> chancery.v1.Bundle
-	1,  // 17: chancery.v1.IssueResponse.signed_bundle:type_name -> chancery.v1.SignedBundle
-	15, // 18: chancery.v1.Result.certificate:type_name -> chancery.v1.Certificate
-	14, // 19: chancery.v1.Result.refusal:type_name -> chancery.v1.Refusal
-	66, // 20: chancery.v1.Refusal.retry_after:type_name -> google.protobuf.Duration
-	65, // 21: chancery.v1.Certificate.not_after:type_name -> google.protobuf.Timestamp
-	19, // 22: chancery.v1.PlanRotationResponse.phases:type_name -> chancery.v1.PlannedPhase
-	66, // 23: chancery.v1.PlannedPhase.least:type_name -> google.protobuf.Duration
-	66, // 24: chancery.v1.PlannedPhase.most:type_name -> google.protobuf.Duration
-	23, // 25: chancery.v1.RotationStatus.rotation:type_name -> chancery.v1.Rotation
-	23, // 26: chancery.v1.RotationStatus.past:type_name -> chancery.v1.Rotation
-	65, // 27: chancery.v1.RotationStatus.time:type_name -> google.protobuf.Timestamp
-	65, // 28: chancery.v1.Rotation.started:type_name -> google.protobuf.Timestamp
-	65, // 29: chancery.v1.Rotation.since:type_name -> google.protobuf.Timestamp
-	65, // 30: chancery.v1.Rotation.paused:type_name -> google.protobuf.Timestamp
-	65, // 31: chancery.v1.Rotation.ended:type_name -> google.protobuf.Timestamp
-	24, // 32: chancery.v1.Rotation.gates:type_name -> chancery.v1.Gate
-	25, // 33: chancery.v1.Rotation.overrides:type_name -> chancery.v1.RotationOverride
-	65, // 34: chancery.v1.Gate.until:type_name -> google.protobuf.Timestamp
-	65, // 35: chancery.v1.RotationOverride.time:type_name -> google.protobuf.Timestamp
-	28, // 36: chancery.v1.ListReplicasResponse.replicas:type_name -> chancery.v1.Replica
-	65, // 37: chancery.v1.Replica.seen:type_name -> google.protobuf.Timestamp
-	65, // 38: chancery.v1.Replica.declared_dead:type_name -> google.protobuf.Timestamp
-	65, // 39: chancery.v1.Predicate.issued_before:type_name -> google.protobuf.Timestamp
-	33, // 40: chancery.v1.RevokeRequest.predicate:type_name -> chancery.v1.Predicate
-	66, // 41: chancery.v1.RevokeRequest.wait:type_name -> google.protobuf.Duration
-	36, // 42: chancery.v1.RevokeResponse.certificates:type_name -> chancery.v1.RevokedCertificate
-	65, // 43: chancery.v1.RevokedCertificate.not_after:type_name -> google.protobuf.Timestamp
-	41, // 44: chancery.v1.ListRevocationsResponse.revocations:type_name -> chancery.v1.Revocation
-	33, // 45: chancery.v1.Revocation.predicate:type_name -> chancery.v1.Predicate
-	65, // 46: chancery.v1.Revocation.time:type_name -> google.protobuf.Timestamp
-	65, // 47: chancery.v1.Revocation.restored:type_name -> google.protobuf.Timestamp
-	44, // 48: chancery.v1.ListServedResponse.agents:type_name -> chancery.v1.ServedByAgent
-	8,  // 49: chancery.v1.ServedByAgent.served:type_name -> chancery.v1.ServedSvid
-	51, // 50: chancery.v1.GetAuthoritiesResponse.domains:type_name -> chancery.v1.DomainAuthorities
-	52, // 51: chancery.v1.DomainAuthorities.authorities:type_name -> chancery.v1.Authority
-	65, // 52: chancery.v1.GetStatusResponse.time:type_name -> google.protobuf.Timestamp
-	65, // 53: chancery.v1.GetStatusResponse.started:type_name -> google.protobuf.Timestamp
-	55, // 54: chancery.v1.GetStatusResponse.document:type_name -> chancery.v1.GetStatusResponse.Document
-	58, // 55: chancery.v1.GetStatusResponse.certificates:type_name -> chancery.v1.GetStatusResponse.Certificate
-	66, // 56: chancery.v1.GetStatusResponse.max_ttl:type_name -> google.protobuf.Duration
-	59, // 57: chancery.v1.GetStatusResponse.keys:type_name -> chancery.v1.GetStatusResponse.Key
-	60, // 58: chancery.v1.GetStatusResponse.outcomes:type_name -> chancery.v1.GetStatusResponse.Outcome
-	61, // 59: chancery.v1.GetStatusResponse.audit_log:type_name -> chancery.v1.GetStatusResponse.AuditLog
-	62, // 60: chancery.v1.GetStatusResponse.issuance_log:type_name -> chancery.v1.GetStatusResponse.IssuanceLog
-	64, // 61: chancery.v1.GetStatusResponse.clusters:type_name -> chancery.v1.GetStatusResponse.Cluster
-	63, // 62: chancery.v1.GetStatusResponse.crls:type_name -> chancery.v1.GetStatusResponse.Crls
-	57, // 63: chancery.v1.GetStatusResponse.store:type_name -> chancery.v1.GetStatusResponse.Store
-	56, // 64: chancery.v1.GetStatusResponse.Document.logs:type_name -> chancery.v1.GetStatusResponse.Log
-	65, // 65: chancery.v1.GetStatusResponse.Document.requested:type_name -> google.protobuf.Timestamp
-	65, // 66: chancery.v1.GetStatusResponse.Store.confirmed:type_name -> google.protobuf.Timestamp
-	28, // 67: chancery.v1.GetStatusResponse.Store.replicas:type_name -> chancery.v1.Replica
-	65, // 68: chancery.v1.GetStatusResponse.Store.imported:type_name -> google.protobuf.Timestamp
-	65, // 69: chancery.v1.GetStatusResponse.Store.changed:type_name -> google.protobuf.Timestamp
-	65, // 70: chancery.v1.GetStatusResponse.Key.checked:type_name -> google.protobuf.Timestamp
-	66, // 71: chancery.v1.GetStatusResponse.Key.took:type_name -> google.protobuf.Duration
-	65, // 72: chancery.v1.GetStatusResponse.Key.waiting:type_name -> google.protobuf.Timestamp
-	65, // 73: chancery.v1.GetStatusResponse.IssuanceLog.checkpoint:type_name -> google.protobuf.Timestamp
-	65, // 74: chancery.v1.GetStatusResponse.IssuanceLog.sequenced:type_name -> google.protobuf.Timestamp
-	65, // 75: chancery.v1.GetStatusResponse.Crls.failing:type_name -> google.protobuf.Timestamp
-	65, // 76: chancery.v1.GetStatusResponse.Crls.ends:type_name -> google.protobuf.Timestamp
-	65, // 77: chancery.v1.GetStatusResponse.Crls.published:type_name -> google.protobuf.Timestamp
-	10, // 78: chancery.v1.Issuance.Issue:input_type -> chancery.v1.IssueRequest
-	6,  // 79: chancery.v1.Issuance.Sync:input_type -> chancery.v1.SyncRequest
-	0,  // 80: chancery.v1.Issuance.GetBundle:input_type -> chancery.v1.GetBundleRequest
-	49, // 81: chancery.v1.Admin.GetAuthorities:input_type -> chancery.v1.GetAuthoritiesRequest
-	45, // 82: chancery.v1.Admin.RequestIssuer:input_type -> chancery.v1.RequestIssuerRequest
-	47, // 83: chancery.v1.Admin.ImportIssuer:input_type -> chancery.v1.ImportIssuerRequest
-	34, // 84: chancery.v1.Admin.Revoke:input_type -> chancery.v1.RevokeRequest
-	37, // 85: chancery.v1.Admin.Restore:input_type -> chancery.v1.RestoreRequest
-	39, // 86: chancery.v1.Admin.ListRevocations:input_type -> chancery.v1.ListRevocationsRequest
-	42, // 87: chancery.v1.Admin.ListServed:input_type -> chancery.v1.ListServedRequest
-	53, // 88: chancery.v1.Admin.GetStatus:input_type -> chancery.v1.GetStatusRequest
-	26, // 89: chancery.v1.Admin.ListReplicas:input_type -> chancery.v1.ListReplicasRequest
-	29, // 90: chancery.v1.Admin.ForgetReplica:input_type -> chancery.v1.ForgetReplicaRequest
-	31, // 91: chancery.v1.Admin.ExportState:input_type -> chancery.v1.ExportStateRequest
-	17, // 92: chancery.v1.Admin.PlanRotation:input_type -> chancery.v1.StartRotationRequest
-	17, // 93: chancery.v1.Admin.StartRotation:input_type -> chancery.v1.StartRotationRequest
-	20, // 94: chancery.v1.Admin.GetRotation:input_type -> chancery.v1.GetRotationRequest
-	21, // 95: chancery.v1.Admin.ChangeRotation:input_type -> chancery.v1.ChangeRotationRequest
-	12, // 96: chancery.v1.Issuance.Issue:output_type -> chancery.v1.IssueResponse
-	9,  // 97: chancery.v1.Issuance.Sync:output_type -> chancery.v1.SyncUpdate
-	1,  // 98: chancery.v1.Issuance.GetBundle:output_type -> chancery.v1.SignedBundle
-	50, // 99: chancery.v1.Admin.GetAuthorities:output_type -> chancery.v1.GetAuthoritiesResponse
-	46, // 100: chancery.v1.Admin.RequestIssuer:output_type -> chancery.v1.RequestIssuerResponse
-	48, // 101: chancery.v1.Admin.ImportIssuer:output_type -> chancery.v1.ImportIssuerResponse
-	35, // 102: chancery.v1.Admin.Revoke:output_type -> chancery.v1.RevokeResponse
-	38, // 103: chancery.v1.Admin.Restore:output_type -> chancery.v1.RestoreResponse
-	40, // 104: chancery.v1.Admin.ListRevocations:output_type -> chancery.v1.ListRevocationsResponse
-	43, // 105: chancery.v1.Admin.ListServed:output_type -> chancery.v1.ListServedResponse
-	54, // 106: chancery.v1.Admin.GetStatus:output_type -> chancery.v1.GetStatusResponse
-	27, // 107: chancery.v1.Admin.ListReplicas:output_type -> chancery.v1.ListReplicasResponse
-	30, // 108: chancery.v1.Admin.ForgetReplica:output_type -> chancery.v1.ForgetReplicaResponse
-	32, // 109: chancery.v1.Admin.ExportState:output_type -> chancery.v1.ExportStateResponse
-	18, // 110: chancery.v1.Admin.PlanRotation:output_type -> chancery.v1.PlanRotationResponse
-	22, // 111: chancery.v1.Admin.StartRotation:output_type -> chancery.v1.RotationStatus
-	22, // 112: chancery.v1.Admin.GetRotation:output_type -> chancery.v1.RotationStatus
-	22, // 113: chancery.v1.Admin.ChangeRotation:output_type -> chancery.v1.RotationStatus
-	96, // [96:114] is the sub-list for method output_type
-	78, // [78:96] is the sub-list for method input_type
-	78, // [78:78] is the sub-list for extension type_name
-	78, // [78:78] is the sub-list for extension extendee
-	0,  // [0:78] is the sub-list for field type_name
+	65, // 15: chancery.v1.CertificateRequest.replaces_until:type_name -> google.protobuf.Timestamp
+	13, // 16: chancery.v1.IssueResponse.results:type_name -> chancery.v1.Result
+	16, // 17: chancery.v1.IssueResponse.bundle:type_name -> chancery.v1.Bundle
+	1,  // 18: chancery.v1.IssueResponse.signed_bundle:type_name -> chancery.v1.SignedBundle
+	15, // 19: chancery.v1.Result.certificate:type_name -> chancery.v1.Certificate
+	14, // 20: chancery.v1.Result.refusal:type_name -> chancery.v1.Refusal
+	66, // 21: chancery.v1.Refusal.retry_after:type_name -> google.protobuf.Duration
+	65, // 22: chancery.v1.Certificate.not_after:type_name -> google.protobuf.Timestamp
+	19, // 23: chancery.v1.PlanRotationResponse.phases:type_name -> chancery.v1.PlannedPhase
+	66, // 24: chancery.v1.PlannedPhase.least:type_name -> google.protobuf.Duration
+	66, // 25: chancery.v1.PlannedPhase.most:type_name -> google.protobuf.Duration
+	23, // 26: chancery.v1.RotationStatus.rotation:type_name -> chancery.v1.Rotation
+	23, // 27: chancery.v1.RotationStatus.past:type_name -> chancery.v1.Rotation
+	65, // 28: chancery.v1.RotationStatus.time:type_name -> google.protobuf.Timestamp
+	65, // 29: chancery.v1.Rotation.started:type_name -> google.protobuf.Timestamp
+	65, // 30: chancery.v1.Rotation.since:type_name -> google.protobuf.Timestamp
+	65, // 31: chancery.v1.Rotation.paused:type_name -> google.protobuf.Timestamp
+	65, // 32: chancery.v1.Rotation.ended:type_name -> google.protobuf.Timestamp
+	24, // 33: chancery.v1.Rotation.gates:type_name -> chancery.v1.Gate
+	25, // 34: chancery.v1.Rotation.overrides:type_name -> chancery.v1.RotationOverride
+	65, // 35: chancery.v1.Gate.until:type_name -> google.protobuf.Timestamp
+	65, // 36: chancery.v1.RotationOverride.time:type_name -> google.protobuf.Timestamp
+	28, // 37: chancery.v1.ListReplicasResponse.replicas:type_name -> chancery.v1.Replica
+	65, // 38: chancery.v1.Replica.seen:type_name -> google.protobuf.Timestamp
+	65, // 39: chancery.v1.Replica.declared_dead:type_name -> google.protobuf.Timestamp
+	65, // 40: chancery.v1.Predicate.issued_before:type_name -> google.protobuf.Timestamp
+	33, // 41: chancery.v1.RevokeRequest.predicate:type_name -> chancery.v1.Predicate
+	66, // 42: chancery.v1.RevokeRequest.wait:type_name -> google.protobuf.Duration
+	36, // 43: chancery.v1.RevokeResponse.certificates:type_name -> chancery.v1.RevokedCertificate
+	65, // 44: chancery.v1.RevokedCertificate.not_after:type_name -> google.protobuf.Timestamp
+	41, // 45: chancery.v1.ListRevocationsResponse.revocations:type_name -> chancery.v1.Revocation
+	33, // 46: chancery.v1.Revocation.predicate:type_name -> chancery.v1.Predicate
+	65, // 47: chancery.v1.Revocation.time:type_name -> google.protobuf.Timestamp
+	65, // 48: chancery.v1.Revocation.restored:type_name -> google.protobuf.Timestamp
+	44, // 49: chancery.v1.ListServedResponse.agents:type_name -> chancery.v1.ServedByAgent
+	8,  // 50: chancery.v1.ServedByAgent.served:type_name -> chancery.v1.ServedSvid
+	51, // 51: chancery.v1.GetAuthoritiesResponse.domains:type_name -> chancery.v1.DomainAuthorities
+	52, // 52: chancery.v1.DomainAuthorities.authorities:type_name -> chancery.v1.Authority
+	65, // 53: chancery.v1.GetStatusResponse.time:type_name -> google.protobuf.Timestamp
+	65, // 54: chancery.v1.GetStatusResponse.started:type_name -> google.protobuf.Timestamp
+	55, // 55: chancery.v1.GetStatusResponse.document:type_name -> chancery.v1.GetStatusResponse.Document
+	58, // 56: chancery.v1.GetStatusResponse.certificates:type_name -> chancery.v1.GetStatusResponse.Certificate
+	66, // 57: chancery.v1.GetStatusResponse.max_ttl:type_name -> google.protobuf.Duration
+	59, // 58: chancery.v1.GetStatusResponse.keys:type_name -> chancery.v1.GetStatusResponse.Key
+	60, // 59: chancery.v1.GetStatusResponse.outcomes:type_name -> chancery.v1.GetStatusResponse.Outcome
+	61, // 60: chancery.v1.GetStatusResponse.audit_log:type_name -> chancery.v1.GetStatusResponse.AuditLog
+	62, // 61: chancery.v1.GetStatusResponse.issuance_log:type_name -> chancery.v1.GetStatusResponse.IssuanceLog
+	64, // 62: chancery.v1.GetStatusResponse.clusters:type_name -> chancery.v1.GetStatusResponse.Cluster
+	63, // 63: chancery.v1.GetStatusResponse.crls:type_name -> chancery.v1.GetStatusResponse.Crls
+	57, // 64: chancery.v1.GetStatusResponse.store:type_name -> chancery.v1.GetStatusResponse.Store
+	56, // 65: chancery.v1.GetStatusResponse.Document.logs:type_name -> chancery.v1.GetStatusResponse.Log
+	65, // 66: chancery.v1.GetStatusResponse.Document.requested:type_name -> google.protobuf.Timestamp
+	65, // 67: chancery.v1.GetStatusResponse.Store.confirmed:type_name -> google.protobuf.Timestamp
+	28, // 68: chancery.v1.GetStatusResponse.Store.replicas:type_name -> chancery.v1.Replica
+	65, // 69: chancery.v1.GetStatusResponse.Store.imported:type_name -> google.protobuf.Timestamp
+	65, // 70: chancery.v1.GetStatusResponse.Store.changed:type_name -> google.protobuf.Timestamp
+	65, // 71: chancery.v1.GetStatusResponse.Key.checked:type_name -> google.protobuf.Timestamp
+	66, // 72: chancery.v1.GetStatusResponse.Key.took:type_name -> google.protobuf.Duration
+	65, // 73: chancery.v1.GetStatusResponse.Key.waiting:type_name -> google.protobuf.Timestamp
+	65, // 74: chancery.v1.GetStatusResponse.IssuanceLog.checkpoint:type_name -> google.protobuf.Timestamp
+	65, // 75: chancery.v1.GetStatusResponse.IssuanceLog.sequenced:type_name -> google.protobuf.Timestamp
+	65, // 76: chancery.v1.GetStatusResponse.Crls.failing:type_name -> google.protobuf.Timestamp
+	65, // 77: chancery.v1.GetStatusResponse.Crls.ends:type_name -> google.protobuf.Timestamp
+	65, // 78: chancery.v1.GetStatusResponse.Crls.published:type_name -> google.protobuf.Timestamp
+	10, // 79: chancery.v1.Issuance.Issue:input_type -> chancery.v1.IssueRequest
+	6,  // 80: chancery.v1.Issuance.Sync:input_type -> chancery.v1.SyncRequest
+	0,  // 81: chancery.v1.Issuance.GetBundle:input_type -> chancery.v1.GetBundleRequest
+	49, // 82: chancery.v1.Admin.GetAuthorities:input_type -> chancery.v1.GetAuthoritiesRequest
+	45, // 83: chancery.v1.Admin.RequestIssuer:input_type -> chancery.v1.RequestIssuerRequest
+	47, // 84: chancery.v1.Admin.ImportIssuer:input_type -> chancery.v1.ImportIssuerRequest
+	34, // 85: chancery.v1.Admin.Revoke:input_type -> chancery.v1.RevokeRequest
+	37, // 86: chancery.v1.Admin.Restore:input_type -> chancery.v1.RestoreRequest
+	39, // 87: chancery.v1.Admin.ListRevocations:input_type -> chancery.v1.ListRevocationsRequest
+	42, // 88: chancery.v1.Admin.ListServed:input_type -> chancery.v1.ListServedRequest
+	53, // 89: chancery.v1.Admin.GetStatus:input_type -> chancery.v1.GetStatusRequest
+	26, // 90: chancery.v1.Admin.ListReplicas:input_type -> chancery.v1.ListReplicasRequest
+	29, // 91: chancery.v1.Admin.ForgetReplica:input_type -> chancery.v1.ForgetReplicaRequest
+	31, // 92: chancery.v1.Admin.ExportState:input_type -> chancery.v1.ExportStateRequest
+	17, // 93: chancery.v1.Admin.PlanRotation:input_type -> chancery.v1.StartRotationRequest
+	17, // 94: chancery.v1.Admin.StartRotation:input_type -> chancery.v1.StartRotationRequest
+	20, // 95: chancery.v1.Admin.GetRotation:input_type -> chancery.v1.GetRotationRequest
+	21, // 96: chancery.v1.Admin.ChangeRotation:input_type -> chancery.v1.ChangeRotationRequest
+	12, // 97: chancery.v1.Issuance.Issue:output_type -> chancery.v1.IssueResponse
+	9,  // 98: chancery.v1.Issuance.Sync:output_type -> chancery.v1.SyncUpdate
+	1,  // 99: chancery.v1.Issuance.GetBundle:output_type -> chancery.v1.SignedBundle
+	50, // 100: chancery.v1.Admin.GetAuthorities:output_type -> chancery.v1.GetAuthoritiesResponse
+	46, // 101: chancery.v1.Admin.RequestIssuer:output_type -> chancery.v1.RequestIssuerResponse
+	48, // 102: chancery.v1.Admin.ImportIssuer:output_type -> chancery.v1.ImportIssuerResponse
+	35, // 103: chancery.v1.Admin.Revoke:output_type -> chancery.v1.RevokeResponse
+	38, // 104: chancery.v1.Admin.Restore:output_type -> chancery.v1.RestoreResponse
+	40, // 105: chancery.v1.Admin.ListRevocations:output_type -> chancery.v1.ListRevocationsResponse
+	43, // 106: chancery.v1.Admin.ListServed:output_type -> chancery.v1.ListServedResponse
+	54, // 107: chancery.v1.Admin.GetStatus:output_type -> chancery.v1.GetStatusResponse
+	27, // 108: chancery.v1.Admin.ListReplicas:output_type -> chancery.v1.ListReplicasResponse
+	30, // 109: chancery.v1.Admin.ForgetReplica:output_type -> chancery.v1.ForgetReplicaResponse
+	32, // 110: chancery.v1.Admin.ExportState:output_type -> chancery.v1.ExportStateResponse
+	18, // 111: chancery.v1.Admin.PlanRotation:output_type -> chancery.v1.PlanRotationResponse
+	22, // 112: chancery.v1.Admin.StartRotation:output_type -> chancery.v1.RotationStatus
+	22, // 113: chancery.v1.Admin.GetRotation:output_type -> chancery.v1.RotationStatus
+	22, // 114: chancery.v1.Admin.ChangeRotation:output_type -> chancery.v1.RotationStatus
+	97, // [97:115] is the sub-list for method output_type
+	79, // [79:97] is the sub-list for method input_type
+	79, // [79:79] is the sub-list for extension type_name
+	79, // [79:79] is the sub-list for extension extendee
+	0,  // [0:79] is the sub-list for field type_name
 }
 
 func init() { file_chancery_proto_init() }

@@ -153,6 +153,15 @@ func (i *Issuer) Bundle() *trust.Bundle { return i.bundle }
 // NotAfter returns the earliest end in the issuer's chain, root included.
 func (i *Issuer) NotAfter() time.Time { return i.notAfter }
 
+// Until returns an issuer that is i in all but that what it signs ends by a time, if its chain does not end before.
+func (i *Issuer) Until(end time.Time) *Issuer {
+	bounded := *i
+	if end = end.Truncate(time.Second); end.Before(i.notAfter) {
+		bounded.notAfter = end
+	}
+	return &bounded
+}
+
 // SKI returns the issuing certificate's subject key identifier in hex; the authority document names issuers by it.
 func (i *Issuer) SKI() string { return hex.EncodeToString(i.ski) }
 

@@ -1,6 +1,7 @@
 package csr
 
 import (
+	"cmp"
 	"context"
 	"crypto/x509"
 	"errors"
@@ -73,8 +74,9 @@ type caller struct {
 	Caller
 	attestation ca.Attestation
 	remote      string
-	shown       *x509.Certificate // by which the caller authenticated; nil for a token
-	svidEnds    time.Time         // as the request says, or of the certificate that the connection shows, verified or not: for admission only
+	shown       *x509.Certificate     // by which the caller authenticated; nil for a token
+	paths       [][]*x509.Certificate // from it to roots; likewise
+	svidEnds    time.Time             // as the request says, or of the certificate that the connection shows, verified or not: for admission only
 }
 
 // authenticate finds out who calls. A token comes first, since it renews the attestation; where it is refused, and
@@ -173,7 +175,7 @@ func (s *Service) byCertificate(ctx context.Context, cred credentialsOf) (caller
 	if err != nil {
 		return caller{}, notReady(err)
 	}
-	id, _, err := trust.Verify(cred.certs, trust.Only(issuer.Bundle()), time.Now())
+	id, paths, err := trust.Verify(cred.certs, trust.Only(issuer.Bundle()), time.Now())
 	if err != nil {
 		return caller{}, unauthenticated(ReasonSVID, "%v", err)
 	}
@@ -185,7 +187,7 @@ func (s *Service) byCertificate(ctx context.Context, cred credentialsOf) (caller
 	if err != nil || att == nil {
 		return caller{}, unauthenticated(ReasonSVID, "the certificate of %s does not say when a token last proved it; come with a token", id)
 	}
-	if d := s.notRevoked(id, cred.certs[0]); d != nil {
+	if d := cmp.Or(s.notRevoked(id, cred.certs[0]), s.notTainted(paths)); d != nil {
 		return caller{}, d
 	}
 	cluster, ok := s.clusters[att.Cluster]
@@ -202,7 +204,7 @@ func (s *Service) byCertificate(ctx context.Context, cred credentialsOf) (caller
 	if err := cluster.Cluster.Alive(ctx, namespace, account, att.Node, att.PodHash); err != nil {
 		return caller{}, asDenial(err)
 	}
-	return caller{remote: cred.remote, attestation: *att, shown: cred.certs[0], svidEnds: cred.certs[0].NotAfter, Caller: Caller{
+	return caller{remote: cred.remote, attestation: *att, shown: cred.certs[0], paths: paths, svidEnds: cred.certs[0].NotAfter, Caller: Caller{
 		ID: id, Method: MethodMTLS, Cluster: att.Cluster, Namespace: namespace, ServiceAccount: account, Node: att.Node,
 		CredentialID: fmt.Sprintf("serial=%x", cred.certs[0].SerialNumber.Bytes()), AttestedAt: att.Time, Ends: cred.certs[0].NotAfter,
 	}}, nil
@@ -223,6 +225,31 @@ func (s *Service) notRevoked(id trust.ID, cert *x509.Certificate) *Denial {
 		return unauthenticated(ReasonSVIDRevoked, "certificate %x is revoked; come with a token", cert.SerialNumber)
 	case !sure:
 		return notReady(errors.New("what is revoked is being read from the issuance log"))
+	}
+	return nil
+}
+
+// notTainted refuses a certificate that only leads to a root by way of a key which others may have: whoever has that can make one for
+// anybody (decision D16). A token helps.
+func (s *Service) notTainted(paths [][]*x509.Certificate) *Denial {
+	for _, path := range paths {
+		if !slices.ContainsFunc(path[1:], s.tainted) {
+			return nil
+		}
+	}
+	if len(paths) == 0 { // a token came
+		return nil
+	}
+	return unauthenticated(ReasonSVIDTainted, "certificate %x leads to a root by a tainted authority only; come with a token", paths[0][0].SerialNumber)
+}
+
+// stillAllowed looks once more, before anything is signed: requests wait for their turn, those of a batch one after the other.
+func (s *Service) stillAllowed(id trust.ID, c caller) *Denial {
+	if d := cmp.Or(s.notRevoked(id, c.shown), s.notTainted(c.paths)); d != nil {
+		return d
+	}
+	if _, err := s.issuer(); err != nil { // such as one that was told of a taint meanwhile (decision D4)
+		return notReady(err)
 	}
 	return nil
 }

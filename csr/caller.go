@@ -90,6 +90,7 @@ const (
 	ReasonIdentity       = "IDENTITY_NOT_ALLOWED" // requested ID is not the caller's, reserved, or malformed
 	ReasonRevoked        = "IDENTITY_REVOKED"     // gets nothing until it is restored
 	ReasonSVIDRevoked    = "SVID_REVOKED"         // the client certificate is revoked; come with a token
+	ReasonSVIDTainted    = "SVID_ISSUER_TAINTED"  // the key of an authority above the client certificate is; come with a token
 	ReasonCSR            = "CSR_INVALID"          // does not parse, bad signature, key refused, too large
 	ReasonCSRNames       = "CSR_NAMES"            // names in the CSR differ from the identity
 	ReasonLifetime       = "LIFETIME_INVALID"     // requested lifetime overflows

@@ -2,6 +2,7 @@ package csr
 
 import (
 	"context"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -16,6 +17,7 @@ import (
 	"github.com/chancery-project/chancery/ca/revocation"
 	"github.com/chancery-project/chancery/csr/admission"
 	"github.com/chancery-project/chancery/csr/agents"
+	"github.com/chancery-project/chancery/csr/answers"
 	"github.com/chancery-project/chancery/trust"
 )
 
@@ -34,6 +36,10 @@ type Config struct {
 	Revocations func() *revocation.Set
 	Agents      *agents.Hub     // whom Sync serves; nil for one that never has anything to send
 	Checkpoints func() []string // of the issuance logs, sent along with native answers (decision D21); nil for none
+	// Bundles are what GetBundle answers with, and what native answers carry (decision D6); nil for none.
+	Bundles *answers.Bundles
+	// Tainted reports whether the key of a root or an issuer is tainted (decision D16); nil if none ever is.
+	Tainted func(*x509.Certificate) bool
 	// MaxConnectionAge is how old a connection gets before its caller is asked to open another one, give or take a tenth; Sync
 	// streams end before. 0 = agents.DefaultMaxAge.
 	MaxConnectionAge time.Duration
@@ -55,7 +61,9 @@ type Service struct {
 	metrics     *Metrics
 	denials     *rate.Limiter // of audit records that anybody on the network can cause
 	faults      *rate.Limiter // of audit records on faults of ours
-	rendered    renderCache
+	chains      answers.Cache
+	bundles     *answers.Bundles
+	tainted     func(*x509.Certificate) bool
 	revocations func() *revocation.Set
 	agents      *agents.Hub
 	checkpoints func() []string
@@ -74,6 +82,9 @@ func NewService(c Config) (*Service, error) {
 	if c.Checkpoints == nil {
 		c.Checkpoints = func() []string { return nil }
 	}
+	if c.Tainted == nil {
+		c.Tainted = func(*x509.Certificate) bool { return false }
+	}
 	if c.Agents == nil {
 		c.Agents = agents.New(agents.Config{})
 	}
@@ -82,7 +93,7 @@ func NewService(c Config) (*Service, error) {
 	}
 	return &Service{
 		maxAge: c.MaxConnectionAge, drainDelay: c.DrainDelay,
-		revocations: c.Revocations, agents: c.Agents, checkpoints: c.Checkpoints,
+		revocations: c.Revocations, agents: c.Agents, checkpoints: c.Checkpoints, bundles: c.Bundles, tainted: c.Tainted,
 		domain: c.Domain, issuer: c.Issuer, profile: c.Profile, clusters: c.Clusters, admission: admission.New(c.Admission),
 		log: c.Log, sampler: c.Sampler, logger: c.Logger, metrics: c.Metrics, denials: rate.NewLimiter(100, 1000), faults: rate.NewLimiter(100, 1000),
 	}, nil
@@ -122,7 +133,7 @@ func (s *Service) issue(ctx context.Context, issuer *ca.Issuer, c caller, a ask)
 	if d != nil {
 		return nil, trust.ID{}, d
 	}
-	if d := s.notRevoked(id, c.shown); d != nil { // once more: requests wait for their turn, those of a batch one after the other
+	if d := s.stillAllowed(id, c); d != nil {
 		return nil, id, d
 	}
 	pub, d := parseCSR(a.csr, id)

@@ -69,7 +69,7 @@ func (s *Service) istioChain(ctx context.Context, issuer *ca.Issuer, c caller, r
 	if d != nil {
 		return nil, d
 	}
-	return s.rendered.of(issuer).istioChain(cert.DER), nil
+	return s.chains.Of(issuer).Istio(cert.DER), nil
 }
 
 // impersonated returns the identity asked for, empty for the caller's own. What is no string comes out as something

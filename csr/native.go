@@ -16,6 +16,7 @@ import (
 	"github.com/chancery-project/chancery/api/chanceryv1"
 	"github.com/chancery-project/chancery/ca"
 	"github.com/chancery-project/chancery/csr/agents"
+	"github.com/chancery-project/chancery/csr/answers"
 )
 
 const (
@@ -30,6 +31,7 @@ func (s *Service) nativeService() *grpc.ServiceDesc {
 		HandlerType: (*any)(nil), Streams: []grpc.StreamDesc{
 			method("Issue", s.issueBatch),
 			{StreamName: "Sync", ServerStreams: true, ClientStreams: true, Handler: func(_ any, g grpc.ServerStream) error { return s.sync(g) }},
+			{StreamName: "GetBundle", ServerStreams: true, Handler: func(_ any, g grpc.ServerStream) error { return s.getBundle(g) }},
 		},
 	}
 }
@@ -56,6 +58,16 @@ func (s *Service) sync(g grpc.ServerStream) error {
 	return s.refuse(c, d, start)
 }
 
+// getBundle answers anybody, whether anything can be issued or not. Nothing that a stranger sends is read; package others bounds them.
+func (s *Service) getBundle(g grpc.ServerStream) error {
+	m, err := s.bundles.Newest()
+	if err != nil {
+		d := notReady(err)
+		return d.status(d.message(caller{}))
+	}
+	return g.SendMsg(m)
+}
+
 // issueBatch signs a batch. It fails as a whole only for its caller or its size; each request has a result of its own.
 func (s *Service) issueBatch(ctx context.Context, read func(proto.Message) error) (proto.Message, error) {
 	start := time.Now()
@@ -70,8 +82,9 @@ func (s *Service) issueBatch(ctx context.Context, read func(proto.Message) error
 	if n := len(r.GetRequests()); n < 1 || n > maxBatch {
 		return nil, s.refuse(c, badCSR("the batch has %d requests; send 1 to %d", n, maxBatch), start)
 	}
-	shared := s.rendered.of(issuer)
-	resp := &chanceryv1.IssueResponse{Bundle: shared.bundle, Checkpoints: s.checkpoints()}
+	shared := s.chains.Of(issuer)
+	resp := &chanceryv1.IssueResponse{Bundle: shared.Bundle(), Checkpoints: s.checkpoints()}
+	resp.SignedBundle, _ = s.bundles.Signed(issuer.Bundle()) // of the same snapshot; why there is none, the log says
 	for _, one := range r.GetRequests() {
 		begun := time.Now()
 		result, d := s.result(ctx, issuer, shared, c, one)
@@ -90,7 +103,7 @@ func (s *Service) refuse(c caller, d *Denial, start time.Time) error {
 	return d.status(d.message(c))
 }
 
-func (s *Service) result(ctx context.Context, issuer *ca.Issuer, shared *rendered, c caller, r *chanceryv1.CertificateRequest) (*chanceryv1.Result, *Denial) {
+func (s *Service) result(ctx context.Context, issuer *ca.Issuer, shared *answers.Chains, c caller, r *chanceryv1.CertificateRequest) (*chanceryv1.Result, *Denial) {
 	if t := r.GetReplacesUntil(); t != nil { // a connection may show an older SVID, or none
 		c.svidEnds = t.AsTime()
 	}
@@ -108,7 +121,7 @@ func (s *Service) result(ctx context.Context, issuer *ca.Issuer, shared *rendere
 		return &chanceryv1.Result{Outcome: &chanceryv1.Result_Refusal{Refusal: refusal}}, d
 	}
 	return &chanceryv1.Result{Outcome: &chanceryv1.Result_Certificate{Certificate: &chanceryv1.Certificate{
-		SpiffeId: id.String(), Chain: shared.nativeChain(cert.DER), NotAfter: timestamppb.New(cert.NotAfter),
+		SpiffeId: id.String(), Chain: shared.Native(cert.DER), NotAfter: timestamppb.New(cert.NotAfter),
 	}}}, nil
 }
 

@@ -18,6 +18,7 @@ import (
 	"google.golang.org/grpc/reflection"
 	"google.golang.org/grpc/status"
 
+	"github.com/chancery-project/chancery/api/chanceryv1"
 	"github.com/chancery-project/chancery/csr/agents"
 	"github.com/chancery-project/chancery/csr/handshakes"
 	"github.com/chancery-project/chancery/csr/others"
@@ -63,7 +64,7 @@ func NewServer(s *Service, own func() *trust.Identity, more ...*grpc.ServiceDesc
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 20 * time.Second, PermitWithoutStream: true}),
 		grpc.ReadBufferSize(bufferSize), grpc.NumStreamWorkers(streamWorkers), grpc.ForceServerCodecV2(agents.NewCodec()),
 		grpc.StreamInterceptor(s.recoverPanic),
-		grpc.InTapHandle(others.Bound(s.istioService().ServiceName, s.nativeService().ServiceName)),
+		grpc.InTapHandle(others.Bound([]string{chanceryv1.Issuance_GetBundle_FullMethodName}, s.istioService().ServiceName, s.nativeService().ServiceName)),
 	)
 	h := health.NewServer()
 	h.SetServingStatus("", healthpb.HealthCheckResponse_NOT_SERVING)

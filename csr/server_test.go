@@ -299,3 +299,12 @@ func (c waitsOnNode) OnNode(ctx context.Context, who csr.Caller, namespace, acco
 	<-c.goOn
 	return c.podCluster.OnNode(ctx, who, namespace, account)
 }
+
+// healthy asks gRPC's health service.
+func (w *world) healthy() error {
+	resp, err := healthpb.NewHealthClient(w.dial(nil)).Check(w.t.Context(), &healthpb.HealthCheckRequest{})
+	if err == nil && resp.GetStatus() != healthpb.HealthCheckResponse_SERVING {
+		err = status.Error(codes.Unavailable, resp.GetStatus().String())
+	}
+	return err
+}

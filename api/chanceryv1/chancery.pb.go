@@ -1622,7 +1622,12 @@ type Rotation struct {
 	Gates     []*Gate             `protobuf:"bytes,17,rep,name=gates,proto3" json:"gates,omitempty"`
 	Overrides []*RotationOverride `protobuf:"bytes,18,rep,name=overrides,proto3" json:"overrides,omitempty"`
 	// Why the driver could not go on, when it last tried; empty if it could.
-	Trouble       string `protobuf:"bytes,19,opt,name=trouble,proto3" json:"trouble,omitempty"`
+	Trouble string `protobuf:"bytes,19,opt,name=trouble,proto3" json:"trouble,omitempty"`
+	// When it has ended at the latest, as far as can be told: nobody pauses it, and what every gate waits for comes or ends. Absent for
+	// one that has ended, and while that is not known.
+	Latest *timestamppb.Timestamp `protobuf:"bytes,20,opt,name=latest,proto3" json:"latest,omitempty"`
+	// How long the phase takes at most, estimated; absent likewise.
+	PhaseEstimate *durationpb.Duration `protobuf:"bytes,21,opt,name=phase_estimate,json=phaseEstimate,proto3" json:"phase_estimate,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1788,6 +1793,20 @@ func (x *Rotation) GetTrouble() string {
 		return x.Trouble
 	}
 	return ""
+}
+
+func (x *Rotation) GetLatest() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Latest
+	}
+	return nil
+}
+
+func (x *Rotation) GetPhaseEstimate() *durationpb.Duration {
+	if x != nil {
+		return x.PhaseEstimate
+	}
+	return nil
 }
 
 // Gate is what a phase waits for.
@@ -3562,7 +3581,9 @@ type GetStatusResponse struct {
 	// Absent from servers that know no CRLs, and until the server has looked at them once.
 	Crls *GetStatusResponse_Crls `protobuf:"bytes,15,opt,name=crls,proto3" json:"crls,omitempty"`
 	// Absent from servers that know one kind of store only.
-	Store         *GetStatusResponse_Store `protobuf:"bytes,16,opt,name=store,proto3" json:"store,omitempty"`
+	Store *GetStatusResponse_Store `protobuf:"bytes,16,opt,name=store,proto3" json:"store,omitempty"`
+	// The rotation under way; absent if there is none.
+	Rotation      *Rotation `protobuf:"bytes,17,opt,name=rotation,proto3" json:"rotation,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3705,6 +3726,13 @@ func (x *GetStatusResponse) GetCrls() *GetStatusResponse_Crls {
 func (x *GetStatusResponse) GetStore() *GetStatusResponse_Store {
 	if x != nil {
 		return x.Store
+	}
+	return nil
+}
+
+func (x *GetStatusResponse) GetRotation() *Rotation {
+	if x != nil {
+		return x.Rotation
 	}
 	return nil
 }
@@ -4657,7 +4685,7 @@ const file_chancery_proto_rawDesc = "" +
 	"\x04past\x18\x02 \x03(\v2\x15.chancery.v1.RotationR\x04past\x12.\n" +
 	"\x04time\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x18\n" +
 	"\aversion\x18\x04 \x01(\x04R\aversion\x12!\n" +
-	"\ftrust_domain\x18\x05 \x01(\tR\vtrustDomain\"\xff\x04\n" +
+	"\ftrust_domain\x18\x05 \x01(\tR\vtrustDomain\"\xf5\x05\n" +
 	"\bRotation\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04kind\x18\x02 \x01(\tR\x04kind\x12\x16\n" +
@@ -4679,7 +4707,9 @@ const file_chancery_proto_rawDesc = "" +
 	"\aoutcome\x18\x10 \x01(\tR\aoutcome\x12'\n" +
 	"\x05gates\x18\x11 \x03(\v2\x11.chancery.v1.GateR\x05gates\x12;\n" +
 	"\toverrides\x18\x12 \x03(\v2\x1d.chancery.v1.RotationOverrideR\toverrides\x12\x18\n" +
-	"\atrouble\x18\x13 \x01(\tR\atrouble\"\xc6\x01\n" +
+	"\atrouble\x18\x13 \x01(\tR\atrouble\x122\n" +
+	"\x06latest\x18\x14 \x01(\v2\x1a.google.protobuf.TimestampR\x06latest\x12@\n" +
+	"\x0ephase_estimate\x18\x15 \x01(\v2\x19.google.protobuf.DurationR\rphaseEstimate\"\xc6\x01\n" +
 	"\x04Gate\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
 	"\x06passed\x18\x02 \x01(\bR\x06passed\x12\x1e\n" +
@@ -4797,7 +4827,7 @@ const file_chancery_proto_rawDesc = "" +
 	"generation\x18\x04 \x01(\x04R\n" +
 	"generation\x12 \n" +
 	"\vcertificate\x18\x05 \x01(\fR\vcertificate\"\x12\n" +
-	"\x10GetStatusRequest\"\xe2\x15\n" +
+	"\x10GetStatusRequest\"\x95\x16\n" +
 	"\x11GetStatusResponse\x12.\n" +
 	"\x04time\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x124\n" +
 	"\astarted\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\astarted\x12!\n" +
@@ -4815,7 +4845,8 @@ const file_chancery_proto_rawDesc = "" +
 	"\bclusters\x18\r \x03(\v2&.chancery.v1.GetStatusResponse.ClusterR\bclusters\x12\x1b\n" +
 	"\twas_ready\x18\x0e \x01(\bR\bwasReady\x127\n" +
 	"\x04crls\x18\x0f \x01(\v2#.chancery.v1.GetStatusResponse.CrlsR\x04crls\x12:\n" +
-	"\x05store\x18\x10 \x01(\v2$.chancery.v1.GetStatusResponse.StoreR\x05store\x1a\xb6\x01\n" +
+	"\x05store\x18\x10 \x01(\v2$.chancery.v1.GetStatusResponse.StoreR\x05store\x121\n" +
+	"\brotation\x18\x11 \x01(\v2\x15.chancery.v1.RotationR\brotation\x1a\xb6\x01\n" +
 	"\bDocument\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\x04R\aversion\x12\x1e\n" +
 	"\n" +
@@ -4992,126 +5023,129 @@ var file_chancery_proto_goTypes = []any{
 	(*durationpb.Duration)(nil),           // 66: google.protobuf.Duration
 }
 var file_chancery_proto_depIdxs = []int32{
-	65, // 0: chancery.v1.ConsumersState.until:type_name -> google.protobuf.Timestamp
-	3,  // 1: chancery.v1.ConsumersState.held:type_name -> chancery.v1.HeldIssuer
-	4,  // 2: chancery.v1.ConsumersState.lagging:type_name -> chancery.v1.LaggingConsumer
-	65, // 3: chancery.v1.HeldIssuer.until:type_name -> google.protobuf.Timestamp
-	66, // 4: chancery.v1.Reissue.within:type_name -> google.protobuf.Duration
-	8,  // 5: chancery.v1.SyncRequest.served:type_name -> chancery.v1.ServedSvid
-	7,  // 6: chancery.v1.SyncRequest.document_mark:type_name -> chancery.v1.DocumentMark
-	2,  // 7: chancery.v1.SyncRequest.consumers:type_name -> chancery.v1.ConsumersState
-	65, // 8: chancery.v1.ServedSvid.not_after:type_name -> google.protobuf.Timestamp
-	16, // 9: chancery.v1.SyncUpdate.bundle:type_name -> chancery.v1.Bundle
-	7,  // 10: chancery.v1.SyncUpdate.document_mark:type_name -> chancery.v1.DocumentMark
-	1,  // 11: chancery.v1.SyncUpdate.signed_bundle:type_name -> chancery.v1.SignedBundle
-	5,  // 12: chancery.v1.SyncUpdate.reissue:type_name -> chancery.v1.Reissue
-	11, // 13: chancery.v1.IssueRequest.requests:type_name -> chancery.v1.CertificateRequest
-	66, // 14: chancery.v1.CertificateRequest.lifetime:type_name -> google.protobuf.Duration
-	65, // 15: chancery.v1.CertificateRequest.replaces_until:type_name -> google.protobuf.Timestamp
-	13, // 16: chancery.v1.IssueResponse.results:type_name -> chancery.v1.Result
-	16, // 17: chancery.v1.IssueResponse.bundle:type_name -> chancery.v1.Bundle
-	1,  // 18: chancery.v1.IssueResponse.signed_bundle:type_name -> chancery.v1.SignedBundle
-	15, // 19: chancery.v1.Result.certificate:type_name -> chancery.v1.Certificate
-	14, // 20: chancery.v1.Result.refusal:type_name -> chancery.v1.Refusal
-	66, // 21: chancery.v1.Refusal.retry_after:type_name -> google.protobuf.Duration
-	65, // 22: chancery.v1.Certificate.not_after:type_name -> google.protobuf.Timestamp
-	19, // 23: chancery.v1.PlanRotationResponse.phases:type_name -> chancery.v1.PlannedPhase
-	66, // 24: chancery.v1.PlannedPhase.least:type_name -> google.protobuf.Duration
-	66, // 25: chancery.v1.PlannedPhase.most:type_name -> google.protobuf.Duration
-	23, // 26: chancery.v1.RotationStatus.rotation:type_name -> chancery.v1.Rotation
-	23, // 27: chancery.v1.RotationStatus.past:type_name -> chancery.v1.Rotation
-	65, // 28: chancery.v1.RotationStatus.time:type_name -> google.protobuf.Timestamp
-	65, // 29: chancery.v1.Rotation.started:type_name -> google.protobuf.Timestamp
-	65, // 30: chancery.v1.Rotation.since:type_name -> google.protobuf.Timestamp
-	65, // 31: chancery.v1.Rotation.paused:type_name -> google.protobuf.Timestamp
-	65, // 32: chancery.v1.Rotation.ended:type_name -> google.protobuf.Timestamp
-	24, // 33: chancery.v1.Rotation.gates:type_name -> chancery.v1.Gate
-	25, // 34: chancery.v1.Rotation.overrides:type_name -> chancery.v1.RotationOverride
-	65, // 35: chancery.v1.Gate.until:type_name -> google.protobuf.Timestamp
-	65, // 36: chancery.v1.RotationOverride.time:type_name -> google.protobuf.Timestamp
-	28, // 37: chancery.v1.ListReplicasResponse.replicas:type_name -> chancery.v1.Replica
-	65, // 38: chancery.v1.Replica.seen:type_name -> google.protobuf.Timestamp
-	65, // 39: chancery.v1.Replica.declared_dead:type_name -> google.protobuf.Timestamp
-	65, // 40: chancery.v1.Predicate.issued_before:type_name -> google.protobuf.Timestamp
-	33, // 41: chancery.v1.RevokeRequest.predicate:type_name -> chancery.v1.Predicate
-	66, // 42: chancery.v1.RevokeRequest.wait:type_name -> google.protobuf.Duration
-	36, // 43: chancery.v1.RevokeResponse.certificates:type_name -> chancery.v1.RevokedCertificate
-	65, // 44: chancery.v1.RevokedCertificate.not_after:type_name -> google.protobuf.Timestamp
-	41, // 45: chancery.v1.ListRevocationsResponse.revocations:type_name -> chancery.v1.Revocation
-	33, // 46: chancery.v1.Revocation.predicate:type_name -> chancery.v1.Predicate
-	65, // 47: chancery.v1.Revocation.time:type_name -> google.protobuf.Timestamp
-	65, // 48: chancery.v1.Revocation.restored:type_name -> google.protobuf.Timestamp
-	44, // 49: chancery.v1.ListServedResponse.agents:type_name -> chancery.v1.ServedByAgent
-	8,  // 50: chancery.v1.ServedByAgent.served:type_name -> chancery.v1.ServedSvid
-	51, // 51: chancery.v1.GetAuthoritiesResponse.domains:type_name -> chancery.v1.DomainAuthorities
-	52, // 52: chancery.v1.DomainAuthorities.authorities:type_name -> chancery.v1.Authority
-	65, // 53: chancery.v1.GetStatusResponse.time:type_name -> google.protobuf.Timestamp
-	65, // 54: chancery.v1.GetStatusResponse.started:type_name -> google.protobuf.Timestamp
-	55, // 55: chancery.v1.GetStatusResponse.document:type_name -> chancery.v1.GetStatusResponse.Document
-	58, // 56: chancery.v1.GetStatusResponse.certificates:type_name -> chancery.v1.GetStatusResponse.Certificate
-	66, // 57: chancery.v1.GetStatusResponse.max_ttl:type_name -> google.protobuf.Duration
-	59, // 58: chancery.v1.GetStatusResponse.keys:type_name -> chancery.v1.GetStatusResponse.Key
-	60, // 59: chancery.v1.GetStatusResponse.outcomes:type_name -> chancery.v1.GetStatusResponse.Outcome
-	61, // 60: chancery.v1.GetStatusResponse.audit_log:type_name -> chancery.v1.GetStatusResponse.AuditLog
-	62, // 61: chancery.v1.GetStatusResponse.issuance_log:type_name -> chancery.v1.GetStatusResponse.IssuanceLog
-	64, // 62: chancery.v1.GetStatusResponse.clusters:type_name -> chancery.v1.GetStatusResponse.Cluster
-	63, // 63: chancery.v1.GetStatusResponse.crls:type_name -> chancery.v1.GetStatusResponse.Crls
-	57, // 64: chancery.v1.GetStatusResponse.store:type_name -> chancery.v1.GetStatusResponse.Store
-	56, // 65: chancery.v1.GetStatusResponse.Document.logs:type_name -> chancery.v1.GetStatusResponse.Log
-	65, // 66: chancery.v1.GetStatusResponse.Document.requested:type_name -> google.protobuf.Timestamp
-	65, // 67: chancery.v1.GetStatusResponse.Store.confirmed:type_name -> google.protobuf.Timestamp
-	28, // 68: chancery.v1.GetStatusResponse.Store.replicas:type_name -> chancery.v1.Replica
-	65, // 69: chancery.v1.GetStatusResponse.Store.imported:type_name -> google.protobuf.Timestamp
-	65, // 70: chancery.v1.GetStatusResponse.Store.changed:type_name -> google.protobuf.Timestamp
-	65, // 71: chancery.v1.GetStatusResponse.Key.checked:type_name -> google.protobuf.Timestamp
-	66, // 72: chancery.v1.GetStatusResponse.Key.took:type_name -> google.protobuf.Duration
-	65, // 73: chancery.v1.GetStatusResponse.Key.waiting:type_name -> google.protobuf.Timestamp
-	65, // 74: chancery.v1.GetStatusResponse.IssuanceLog.checkpoint:type_name -> google.protobuf.Timestamp
-	65, // 75: chancery.v1.GetStatusResponse.IssuanceLog.sequenced:type_name -> google.protobuf.Timestamp
-	65, // 76: chancery.v1.GetStatusResponse.Crls.failing:type_name -> google.protobuf.Timestamp
-	65, // 77: chancery.v1.GetStatusResponse.Crls.ends:type_name -> google.protobuf.Timestamp
-	65, // 78: chancery.v1.GetStatusResponse.Crls.published:type_name -> google.protobuf.Timestamp
-	10, // 79: chancery.v1.Issuance.Issue:input_type -> chancery.v1.IssueRequest
-	6,  // 80: chancery.v1.Issuance.Sync:input_type -> chancery.v1.SyncRequest
-	0,  // 81: chancery.v1.Issuance.GetBundle:input_type -> chancery.v1.GetBundleRequest
-	49, // 82: chancery.v1.Admin.GetAuthorities:input_type -> chancery.v1.GetAuthoritiesRequest
-	45, // 83: chancery.v1.Admin.RequestIssuer:input_type -> chancery.v1.RequestIssuerRequest
-	47, // 84: chancery.v1.Admin.ImportIssuer:input_type -> chancery.v1.ImportIssuerRequest
-	34, // 85: chancery.v1.Admin.Revoke:input_type -> chancery.v1.RevokeRequest
-	37, // 86: chancery.v1.Admin.Restore:input_type -> chancery.v1.RestoreRequest
-	39, // 87: chancery.v1.Admin.ListRevocations:input_type -> chancery.v1.ListRevocationsRequest
-	42, // 88: chancery.v1.Admin.ListServed:input_type -> chancery.v1.ListServedRequest
-	53, // 89: chancery.v1.Admin.GetStatus:input_type -> chancery.v1.GetStatusRequest
-	26, // 90: chancery.v1.Admin.ListReplicas:input_type -> chancery.v1.ListReplicasRequest
-	29, // 91: chancery.v1.Admin.ForgetReplica:input_type -> chancery.v1.ForgetReplicaRequest
-	31, // 92: chancery.v1.Admin.ExportState:input_type -> chancery.v1.ExportStateRequest
-	17, // 93: chancery.v1.Admin.PlanRotation:input_type -> chancery.v1.StartRotationRequest
-	17, // 94: chancery.v1.Admin.StartRotation:input_type -> chancery.v1.StartRotationRequest
-	20, // 95: chancery.v1.Admin.GetRotation:input_type -> chancery.v1.GetRotationRequest
-	21, // 96: chancery.v1.Admin.ChangeRotation:input_type -> chancery.v1.ChangeRotationRequest
-	12, // 97: chancery.v1.Issuance.Issue:output_type -> chancery.v1.IssueResponse
-	9,  // 98: chancery.v1.Issuance.Sync:output_type -> chancery.v1.SyncUpdate
-	1,  // 99: chancery.v1.Issuance.GetBundle:output_type -> chancery.v1.SignedBundle
-	50, // 100: chancery.v1.Admin.GetAuthorities:output_type -> chancery.v1.GetAuthoritiesResponse
-	46, // 101: chancery.v1.Admin.RequestIssuer:output_type -> chancery.v1.RequestIssuerResponse
-	48, // 102: chancery.v1.Admin.ImportIssuer:output_type -> chancery.v1.ImportIssuerResponse
-	35, // 103: chancery.v1.Admin.Revoke:output_type -> chancery.v1.RevokeResponse
-	38, // 104: chancery.v1.Admin.Restore:output_type -> chancery.v1.RestoreResponse
-	40, // 105: chancery.v1.Admin.ListRevocations:output_type -> chancery.v1.ListRevocationsResponse
-	43, // 106: chancery.v1.Admin.ListServed:output_type -> chancery.v1.ListServedResponse
-	54, // 107: chancery.v1.Admin.GetStatus:output_type -> chancery.v1.GetStatusResponse
-	27, // 108: chancery.v1.Admin.ListReplicas:output_type -> chancery.v1.ListReplicasResponse
-	30, // 109: chancery.v1.Admin.ForgetReplica:output_type -> chancery.v1.ForgetReplicaResponse
-	32, // 110: chancery.v1.Admin.ExportState:output_type -> chancery.v1.ExportStateResponse
-	18, // 111: chancery.v1.Admin.PlanRotation:output_type -> chancery.v1.PlanRotationResponse
-	22, // 112: chancery.v1.Admin.StartRotation:output_type -> chancery.v1.RotationStatus
-	22, // 113: chancery.v1.Admin.GetRotation:output_type -> chancery.v1.RotationStatus
-	22, // 114: chancery.v1.Admin.ChangeRotation:output_type -> chancery.v1.RotationStatus
-	97, // [97:115] is the sub-list for method output_type
-	79, // [79:97] is the sub-list for method input_type
-	79, // [79:79] is the sub-list for extension type_name
-	79, // [79:79] is the sub-list for extension extendee
-	0,  // [0:79] is the sub-list for field type_name
+	65,  // 0: chancery.v1.ConsumersState.until:type_name -> google.protobuf.Timestamp
+	3,   // 1: chancery.v1.ConsumersState.held:type_name -> chancery.v1.HeldIssuer
+	4,   // 2: chancery.v1.ConsumersState.lagging:type_name -> chancery.v1.LaggingConsumer
+	65,  // 3: chancery.v1.HeldIssuer.until:type_name -> google.protobuf.Timestamp
+	66,  // 4: chancery.v1.Reissue.within:type_name -> google.protobuf.Duration
+	8,   // 5: chancery.v1.SyncRequest.served:type_name -> chancery.v1.ServedSvid
+	7,   // 6: chancery.v1.SyncRequest.document_mark:type_name -> chancery.v1.DocumentMark
+	2,   // 7: chancery.v1.SyncRequest.consumers:type_name -> chancery.v1.ConsumersState
+	65,  // 8: chancery.v1.ServedSvid.not_after:type_name -> google.protobuf.Timestamp
+	16,  // 9: chancery.v1.SyncUpdate.bundle:type_name -> chancery.v1.Bundle
+	7,   // 10: chancery.v1.SyncUpdate.document_mark:type_name -> chancery.v1.DocumentMark
+	1,   // 11: chancery.v1.SyncUpdate.signed_bundle:type_name -> chancery.v1.SignedBundle
+	5,   // 12: chancery.v1.SyncUpdate.reissue:type_name -> chancery.v1.Reissue
+	11,  // 13: chancery.v1.IssueRequest.requests:type_name -> chancery.v1.CertificateRequest
+	66,  // 14: chancery.v1.CertificateRequest.lifetime:type_name -> google.protobuf.Duration
+	65,  // 15: chancery.v1.CertificateRequest.replaces_until:type_name -> google.protobuf.Timestamp
+	13,  // 16: chancery.v1.IssueResponse.results:type_name -> chancery.v1.Result
+	16,  // 17: chancery.v1.IssueResponse.bundle:type_name -> chancery.v1.Bundle
+	1,   // 18: chancery.v1.IssueResponse.signed_bundle:type_name -> chancery.v1.SignedBundle
+	15,  // 19: chancery.v1.Result.certificate:type_name -> chancery.v1.Certificate
+	14,  // 20: chancery.v1.Result.refusal:type_name -> chancery.v1.Refusal
+	66,  // 21: chancery.v1.Refusal.retry_after:type_name -> google.protobuf.Duration
+	65,  // 22: chancery.v1.Certificate.not_after:type_name -> google.protobuf.Timestamp
+	19,  // 23: chancery.v1.PlanRotationResponse.phases:type_name -> chancery.v1.PlannedPhase
+	66,  // 24: chancery.v1.PlannedPhase.least:type_name -> google.protobuf.Duration
+	66,  // 25: chancery.v1.PlannedPhase.most:type_name -> google.protobuf.Duration
+	23,  // 26: chancery.v1.RotationStatus.rotation:type_name -> chancery.v1.Rotation
+	23,  // 27: chancery.v1.RotationStatus.past:type_name -> chancery.v1.Rotation
+	65,  // 28: chancery.v1.RotationStatus.time:type_name -> google.protobuf.Timestamp
+	65,  // 29: chancery.v1.Rotation.started:type_name -> google.protobuf.Timestamp
+	65,  // 30: chancery.v1.Rotation.since:type_name -> google.protobuf.Timestamp
+	65,  // 31: chancery.v1.Rotation.paused:type_name -> google.protobuf.Timestamp
+	65,  // 32: chancery.v1.Rotation.ended:type_name -> google.protobuf.Timestamp
+	24,  // 33: chancery.v1.Rotation.gates:type_name -> chancery.v1.Gate
+	25,  // 34: chancery.v1.Rotation.overrides:type_name -> chancery.v1.RotationOverride
+	65,  // 35: chancery.v1.Rotation.latest:type_name -> google.protobuf.Timestamp
+	66,  // 36: chancery.v1.Rotation.phase_estimate:type_name -> google.protobuf.Duration
+	65,  // 37: chancery.v1.Gate.until:type_name -> google.protobuf.Timestamp
+	65,  // 38: chancery.v1.RotationOverride.time:type_name -> google.protobuf.Timestamp
+	28,  // 39: chancery.v1.ListReplicasResponse.replicas:type_name -> chancery.v1.Replica
+	65,  // 40: chancery.v1.Replica.seen:type_name -> google.protobuf.Timestamp
+	65,  // 41: chancery.v1.Replica.declared_dead:type_name -> google.protobuf.Timestamp
+	65,  // 42: chancery.v1.Predicate.issued_before:type_name -> google.protobuf.Timestamp
+	33,  // 43: chancery.v1.RevokeRequest.predicate:type_name -> chancery.v1.Predicate
+	66,  // 44: chancery.v1.RevokeRequest.wait:type_name -> google.protobuf.Duration
+	36,  // 45: chancery.v1.RevokeResponse.certificates:type_name -> chancery.v1.RevokedCertificate
+	65,  // 46: chancery.v1.RevokedCertificate.not_after:type_name -> google.protobuf.Timestamp
+	41,  // 47: chancery.v1.ListRevocationsResponse.revocations:type_name -> chancery.v1.Revocation
+	33,  // 48: chancery.v1.Revocation.predicate:type_name -> chancery.v1.Predicate
+	65,  // 49: chancery.v1.Revocation.time:type_name -> google.protobuf.Timestamp
+	65,  // 50: chancery.v1.Revocation.restored:type_name -> google.protobuf.Timestamp
+	44,  // 51: chancery.v1.ListServedResponse.agents:type_name -> chancery.v1.ServedByAgent
+	8,   // 52: chancery.v1.ServedByAgent.served:type_name -> chancery.v1.ServedSvid
+	51,  // 53: chancery.v1.GetAuthoritiesResponse.domains:type_name -> chancery.v1.DomainAuthorities
+	52,  // 54: chancery.v1.DomainAuthorities.authorities:type_name -> chancery.v1.Authority
+	65,  // 55: chancery.v1.GetStatusResponse.time:type_name -> google.protobuf.Timestamp
+	65,  // 56: chancery.v1.GetStatusResponse.started:type_name -> google.protobuf.Timestamp
+	55,  // 57: chancery.v1.GetStatusResponse.document:type_name -> chancery.v1.GetStatusResponse.Document
+	58,  // 58: chancery.v1.GetStatusResponse.certificates:type_name -> chancery.v1.GetStatusResponse.Certificate
+	66,  // 59: chancery.v1.GetStatusResponse.max_ttl:type_name -> google.protobuf.Duration
+	59,  // 60: chancery.v1.GetStatusResponse.keys:type_name -> chancery.v1.GetStatusResponse.Key
+	60,  // 61: chancery.v1.GetStatusResponse.outcomes:type_name -> chancery.v1.GetStatusResponse.Outcome
+	61,  // 62: chancery.v1.GetStatusResponse.audit_log:type_name -> chancery.v1.GetStatusResponse.AuditLog
+	62,  // 63: chancery.v1.GetStatusResponse.issuance_log:type_name -> chancery.v1.GetStatusResponse.IssuanceLog
+	64,  // 64: chancery.v1.GetStatusResponse.clusters:type_name -> chancery.v1.GetStatusResponse.Cluster
+	63,  // 65: chancery.v1.GetStatusResponse.crls:type_name -> chancery.v1.GetStatusResponse.Crls
+	57,  // 66: chancery.v1.GetStatusResponse.store:type_name -> chancery.v1.GetStatusResponse.Store
+	23,  // 67: chancery.v1.GetStatusResponse.rotation:type_name -> chancery.v1.Rotation
+	56,  // 68: chancery.v1.GetStatusResponse.Document.logs:type_name -> chancery.v1.GetStatusResponse.Log
+	65,  // 69: chancery.v1.GetStatusResponse.Document.requested:type_name -> google.protobuf.Timestamp
+	65,  // 70: chancery.v1.GetStatusResponse.Store.confirmed:type_name -> google.protobuf.Timestamp
+	28,  // 71: chancery.v1.GetStatusResponse.Store.replicas:type_name -> chancery.v1.Replica
+	65,  // 72: chancery.v1.GetStatusResponse.Store.imported:type_name -> google.protobuf.Timestamp
+	65,  // 73: chancery.v1.GetStatusResponse.Store.changed:type_name -> google.protobuf.Timestamp
+	65,  // 74: chancery.v1.GetStatusResponse.Key.checked:type_name -> google.protobuf.Timestamp
+	66,  // 75: chancery.v1.GetStatusResponse.Key.took:type_name -> google.protobuf.Duration
+	65,  // 76: chancery.v1.GetStatusResponse.Key.waiting:type_name -> google.protobuf.Timestamp
+	65,  // 77: chancery.v1.GetStatusResponse.IssuanceLog.checkpoint:type_name -> google.protobuf.Timestamp
+	65,  // 78: chancery.v1.GetStatusResponse.IssuanceLog.sequenced:type_name -> google.protobuf.Timestamp
+	65,  // 79: chancery.v1.GetStatusResponse.Crls.failing:type_name -> google.protobuf.Timestamp
+	65,  // 80: chancery.v1.GetStatusResponse.Crls.ends:type_name -> google.protobuf.Timestamp
+	65,  // 81: chancery.v1.GetStatusResponse.Crls.published:type_name -> google.protobuf.Timestamp
+	10,  // 82: chancery.v1.Issuance.Issue:input_type -> chancery.v1.IssueRequest
+	6,   // 83: chancery.v1.Issuance.Sync:input_type -> chancery.v1.SyncRequest
+	0,   // 84: chancery.v1.Issuance.GetBundle:input_type -> chancery.v1.GetBundleRequest
+	49,  // 85: chancery.v1.Admin.GetAuthorities:input_type -> chancery.v1.GetAuthoritiesRequest
+	45,  // 86: chancery.v1.Admin.RequestIssuer:input_type -> chancery.v1.RequestIssuerRequest
+	47,  // 87: chancery.v1.Admin.ImportIssuer:input_type -> chancery.v1.ImportIssuerRequest
+	34,  // 88: chancery.v1.Admin.Revoke:input_type -> chancery.v1.RevokeRequest
+	37,  // 89: chancery.v1.Admin.Restore:input_type -> chancery.v1.RestoreRequest
+	39,  // 90: chancery.v1.Admin.ListRevocations:input_type -> chancery.v1.ListRevocationsRequest
+	42,  // 91: chancery.v1.Admin.ListServed:input_type -> chancery.v1.ListServedRequest
+	53,  // 92: chancery.v1.Admin.GetStatus:input_type -> chancery.v1.GetStatusRequest
+	26,  // 93: chancery.v1.Admin.ListReplicas:input_type -> chancery.v1.ListReplicasRequest
+	29,  // 94: chancery.v1.Admin.ForgetReplica:input_type -> chancery.v1.ForgetReplicaRequest
+	31,  // 95: chancery.v1.Admin.ExportState:input_type -> chancery.v1.ExportStateRequest
+	17,  // 96: chancery.v1.Admin.PlanRotation:input_type -> chancery.v1.StartRotationRequest
+	17,  // 97: chancery.v1.Admin.StartRotation:input_type -> chancery.v1.StartRotationRequest
+	20,  // 98: chancery.v1.Admin.GetRotation:input_type -> chancery.v1.GetRotationRequest
+	21,  // 99: chancery.v1.Admin.ChangeRotation:input_type -> chancery.v1.ChangeRotationRequest
+	12,  // 100: chancery.v1.Issuance.Issue:output_type -> chancery.v1.IssueResponse
+	9,   // 101: chancery.v1.Issuance.Sync:output_type -> chancery.v1.SyncUpdate
+	1,   // 102: chancery.v1.Issuance.GetBundle:output_type -> chancery.v1.SignedBundle
+	50,  // 103: chancery.v1.Admin.GetAuthorities:output_type -> chancery.v1.GetAuthoritiesResponse
+	46,  // 104: chancery.v1.Admin.RequestIssuer:output_type -> chancery.v1.RequestIssuerResponse
+	48,  // 105: chancery.v1.Admin.ImportIssuer:output_type -> chancery.v1.ImportIssuerResponse
+	35,  // 106: chancery.v1.Admin.Revoke:output_type -> chancery.v1.RevokeResponse
+	38,  // 107: chancery.v1.Admin.Restore:output_type -> chancery.v1.RestoreResponse
+	40,  // 108: chancery.v1.Admin.ListRevocations:output_type -> chancery.v1.ListRevocationsResponse
+	43,  // 109: chancery.v1.Admin.ListServed:output_type -> chancery.v1.ListServedResponse
+	54,  // 110: chancery.v1.Admin.GetStatus:output_type -> chancery.v1.GetStatusResponse
+	27,  // 111: chancery.v1.Admin.ListReplicas:output_type -> chancery.v1.ListReplicasResponse
+	30,  // 112: chancery.v1.Admin.ForgetReplica:output_type -> chancery.v1.ForgetReplicaResponse
+	32,  // 113: chancery.v1.Admin.ExportState:output_type -> chancery.v1.ExportStateResponse
+	18,  // 114: chancery.v1.Admin.PlanRotation:output_type -> chancery.v1.PlanRotationResponse
+	22,  // 115: chancery.v1.Admin.StartRotation:output_type -> chancery.v1.RotationStatus
+	22,  // 116: chancery.v1.Admin.GetRotation:output_type -> chancery.v1.RotationStatus
+	22,  // 117: chancery.v1.Admin.ChangeRotation:output_type -> chancery.v1.RotationStatus
+	100, // [100:118] is the sub-list for method output_type
+	82,  // [82:100] is the sub-list for method input_type
+	82,  // [82:82] is the sub-list for extension type_name
+	82,  // [82:82] is the sub-list for extension extendee
+	0,   // [0:82] is the sub-list for field type_name
 }
 
 func init() { file_chancery_proto_init() }

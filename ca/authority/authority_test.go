@@ -157,7 +157,7 @@ func TestD9SealedKeyIsBoundToItsAuthority(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := k.openHeld(t.Context(), doc, &as[1]); err == nil || !strings.Contains(err.Error(), "unsealing") {
+	if _, err := k.held.Open(t.Context(), doc, &as[1]); err == nil || !strings.Contains(err.Error(), "unsealing") {
 		t.Errorf("the root's key was taken for the issuer's: %v", err)
 	}
 }
@@ -211,6 +211,7 @@ func TestIssuerThatFailsItsCheckIsNotStored(t *testing.T) {
 		t.Fatal(err)
 	}
 	k.config.Profiles = []*ca.Profile{bad} // too long in this domain
+	k.held = k.nothing()
 	if err := k.renew(t.Context()); err == nil || !strings.Contains(err.Error(), "is not used") {
 		t.Errorf("got %v", err)
 	}

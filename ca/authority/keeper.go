@@ -1,8 +1,8 @@
 // Package authority owns a server's hold on its authority document: making the first one, loading it, keeping the
 // issuer of the moment, renewing the issuer under its root, and taking plugged-in issuer files into use.
 //
-// It refuses to make a root on its own (invariant 11): Init is called by an explicit command. It refuses a change of
-// the root set in plugged-in files, with the steps that would be safe (decision D7).
+// It refuses to make a root on its own (invariant 11): Init is called by an explicit command, and MakeSuccessors for a rotation that was
+// asked for. It refuses a change of the roots in plugged-in files by more than one step (decision D7).
 package authority
 
 import (
@@ -19,6 +19,8 @@ import (
 
 	"github.com/chancery-project/chancery/ca"
 	"github.com/chancery-project/chancery/ca/audit"
+	"github.com/chancery-project/chancery/ca/authority/held"
+	"github.com/chancery-project/chancery/ca/authority/swap"
 	"github.com/chancery-project/chancery/ca/document"
 	"github.com/chancery-project/chancery/ca/files"
 	"github.com/chancery-project/chancery/ca/keys"
@@ -67,19 +69,23 @@ type Keeper struct {
 	*replica.Hold // of the document
 	config        Config
 	issuer        atomic.Pointer[ca.Issuer]
-	inUse         atomic.Pointer[active]    // the same issuer, with its key
-	without       atomic.Pointer[error]     // why there is no issuer
-	failed        atomic.Pointer[error]     // of the last try to look after the issuer; nil if it did not fail
-	newest        atomic.Pointer[files.Set] // plugged-in files that passed all checks
+	inUse         atomic.Pointer[held.Issuer] // the same issuer, with its key
+	without       atomic.Pointer[error]       // why there is no issuer
+	failed        atomic.Pointer[error]       // of the last try to look after the issuer; nil if it did not fail
+	newest        atomic.Pointer[files.Set]   // plugged-in files that passed all checks
 
 	warned  time.Time // when mindIssuer warned last; of Run's goroutine
 	running time.Time // since when Run looks; likewise
 
-	taken    uint64                      // version that take saw last; guarded by the lock of changes
-	held     sync.Map                    // ID -> active, those that were opened; of plugged-in files they are nowhere else
-	announce func(context.Context) error // see Announce
-	mind     chan struct{}               // wakes who minds the issuer
-	used     func()                      // see OnUse
+	taken    uint64 // version that take saw last; guarded by the lock of changes
+	held     *held.Issuers
+	announce func(context.Context) error  // see Announce
+	mind     chan struct{}                // wakes who minds the issuer
+	used     func()                       // see OnUse
+	seen     atomic.Pointer[swap.History] // what became of plugged-in files
+	staged   bool                         // see Staged
+	making   atomic.Pointer[error]        // of the last try to make a rotation's successor; nil if it did not fail
+	cut      atomic.Pointer[cut]          // see bounded
 }
 
 // Init makes the first document: with a new root and issuer, or adopting plugged-in files. store.ErrConflict if
@@ -119,6 +125,9 @@ func Init(ctx context.Context, c Config, actor string) (*Document, error) {
 	if err != nil {
 		return nil, err
 	}
+	if _, err := doc.MakeBundleKey(c.Domain, c.Sealer); err != nil {
+		return nil, err
+	}
 	data, err := doc.Encode(c.Sealer)
 	if err != nil {
 		return nil, err
@@ -127,11 +136,11 @@ func Init(ctx context.Context, c Config, actor string) (*Document, error) {
 }
 
 func create(ctx context.Context, doc *Document, c Config, actor string) error {
-	root, err := c.generate(ctx, c.KeyType)
+	root, err := held.Generate(ctx, c.Keys, c.KeyType)
 	if err != nil {
 		return err
 	}
-	issuer, err := c.generate(ctx, ca.IssuerType(c.KeyType))
+	issuer, err := held.Generate(ctx, c.Keys, ca.IssuerType(c.KeyType))
 	if err != nil {
 		return err
 	}
@@ -184,7 +193,7 @@ func Open(ctx context.Context, c Config) (*Keeper, error) {
 	}
 	issuer, err := a.Document().Active(c.Domain, KindIssuer)
 	if err != nil && a.offline() {
-		return nil, fmt.Errorf("%w: %w", err, errOffline)
+		return nil, fmt.Errorf("%w: %w", err, held.ErrOffline)
 	} else if err != nil {
 		return nil, err
 	}
@@ -194,7 +203,7 @@ func Open(ctx context.Context, c Config) (*Keeper, error) {
 	use, err := a.activeOf(ctx, a.Document())
 	switch {
 	case err != nil && issuer.Ended(time.Now()) && a.offline():
-		return nil, fmt.Errorf("%w: %w", err, errOffline)
+		return nil, fmt.Errorf("%w: %w", err, held.ErrOffline)
 	case err != nil && issuer.Ended(time.Now()):
 		a.without.Store(&err) // the server was off for longer than its issuer lived; its root may still stand
 		return a, nil
@@ -208,6 +217,7 @@ func Open(ctx context.Context, c Config) (*Keeper, error) {
 // load gets hold of the document.
 func load(ctx context.Context, c Config) (*Keeper, error) {
 	a := &Keeper{config: c, announce: func(context.Context) error { return nil }, mind: make(chan struct{}, 1), used: func() {}}
+	a.held = a.nothing()
 	var err error
 	a.Hold, err = replica.Open(ctx, replica.Config{
 		Name: c.name(), Domain: c.Domain, Store: c.Store, Sealer: c.Sealer, Logger: c.Logger, Log: c.Log, Mark: c.Mark, Issuance: c.IssuanceLog,
@@ -221,6 +231,15 @@ func load(ctx context.Context, c Config) (*Keeper, error) {
 	return a, nil
 }
 
+// nothing returns a place for issuers that are opened.
+func (a *Keeper) nothing() *held.Issuers {
+	c := a.config
+	return held.New(held.Config{
+		Domain: c.Domain, Sealer: c.Sealer, Keys: c.Keys, Log: c.Log, Profiles: c.Profiles, LogID: func() uint32 { return a.LogID() }, May: func() error { return a.MaySign() },
+		Lacks: a.lacksKey, Plugged: c.Plugged != nil,
+	})
+}
+
 // offline reports whether the root's key lies elsewhere.
 func (a *Keeper) offline() bool {
 	root, err := a.Document().Active(a.config.Domain, KindRoot)
@@ -229,6 +248,9 @@ func (a *Keeper) offline() bool {
 
 // Issuer returns the issuer of the moment, or why nothing can be issued.
 func (a *Keeper) Issuer() (*ca.Issuer, error) {
+	if err := a.MaySign(); err != nil {
+		return nil, err
+	}
 	i := a.issuer.Load()
 	if i == nil {
 		if why := a.without.Load(); why != nil {
@@ -239,24 +261,16 @@ func (a *Keeper) Issuer() (*ca.Issuer, error) {
 	if end := i.NotAfter(); time.Now().After(end) {
 		return nil, fmt.Errorf("the issuer's chain ended at %s", end.UTC().Format(time.RFC3339))
 	}
-	return i, nil
+	return a.bounded(i, time.Now())
 }
 
 // InUse returns the issuer of the moment, also one that has ended, for who looks after it. Nil if there is none yet.
 func (a *Keeper) InUse() *ca.Issuer { return a.issuer.Load() }
 
-// check is done before the document names an issuer: one that fails it must not be what the next start finds.
-func (a *Keeper) check(i *ca.Issuer) error {
-	if err := i.SelfCheck(a.config.Profiles...); err != nil {
-		return fmt.Errorf("issuer %s is not used: %w", i.SKI(), err)
-	}
-	return nil
-}
-
 // swap puts an issuer to use. Caller has the lock of changes or is alone.
-func (a *Keeper) swap(use active) {
-	i := use.issuer
-	a.held.Store(i.SKI(), use)
+func (a *Keeper) swap(use held.Issuer) {
+	i := use.Issuer
+	a.held.Keep(use)
 	a.inUse.Store(&use)
 	a.issuer.Store(i)
 	a.config.Logger.Info("issuer in use", "issuer", i.SKI(), "not_after", i.NotAfter().UTC(), "generation", i.Bundle().Generation())
@@ -278,7 +292,7 @@ func (a *Keeper) take(ctx context.Context, doc *Document) {
 	use, err := a.activeOf(ctx, doc)
 	was := a.inUse.Load()
 	switch {
-	case err == nil && was != nil && was.issuer == use.issuer:
+	case err == nil && was != nil && was.Issuer == use.Issuer:
 	case err == nil:
 		a.swap(use)
 	default:
@@ -292,7 +306,7 @@ func (a *Keeper) take(ctx context.Context, doc *Document) {
 
 // letGo forgets the issuers, and with them the keys, that a document has no more and that plugged-in files do not bring next.
 func (a *Keeper) letGo(doc *Document) {
-	keep := map[any]bool{}
+	keep := map[string]bool{}
 	for _, state := range doc.Domains {
 		for i := range state.Authorities {
 			keep[state.Authorities[i].ID] = true
@@ -301,41 +315,26 @@ func (a *Keeper) letGo(doc *Document) {
 	if set := a.newest.Load(); set != nil {
 		keep[hex.EncodeToString(set.Chain[0].SubjectKeyId)] = true
 	}
-	a.held.Range(func(id, _ any) bool {
-		if !keep[id] {
-			a.held.Delete(id)
-		}
-		return true
-	})
+	a.held.LetGo(func(id string) bool { return keep[id] })
 }
 
 // activeOf returns the active issuer of a document, checked: the one in use, if it is that.
-func (a *Keeper) activeOf(ctx context.Context, doc *Document) (active, error) {
+func (a *Keeper) activeOf(ctx context.Context, doc *Document) (held.Issuer, error) {
 	x, err := doc.Active(a.config.Domain, KindIssuer)
 	if err == nil {
 		err = a.Ours(doc)
 	}
 	if err != nil {
-		return active{}, err
+		return held.Issuer{}, err
 	}
-	if was := a.inUse.Load(); was != nil && a.is(was.issuer, doc, x) {
+	if was := a.inUse.Load(); was != nil && a.held.Is(was.Issuer, doc, x) {
 		return *was, nil
 	}
-	use, err := a.openHeld(ctx, doc, x)
+	use, err := a.held.Open(ctx, doc, x)
 	if err != nil {
-		return active{}, err
+		return held.Issuer{}, err
 	}
-	return use, a.check(use.issuer)
-}
-
-// is reports whether an issuer is what a document has as x, with the same roots.
-func (a *Keeper) is(i *ca.Issuer, doc *Document, x *Authority) bool {
-	cert, err := x.X509()
-	if err != nil || !i.Certificate().Equal(cert) {
-		return false
-	}
-	bundle, err := doc.Bundle(a.config.Domain)
-	return err == nil && bundle.SameRoots(i.Bundle()) && bundle.Generation() == i.Bundle().Generation()
+	return use, a.held.Check(use.Issuer)
 }
 
 // Run follows the document, and, while this server is the one that drives changes, renews the issuer at half of its life or takes
@@ -354,22 +353,28 @@ func (a *Keeper) Run(ctx context.Context) error {
 	return a.Hold.Run(ctx)
 }
 
-// mindEvery is how often the driver looks whether there is something to do.
+// mindEvery is how often the driver looks whether there is something to do; sooner where issuers live for minutes.
 const mindEvery = time.Minute
 
 func (a *Keeper) mindAll(ctx context.Context) {
-	ticker := time.NewTicker(mindEvery)
-	defer ticker.Stop()
 	a.running = time.Now()
 	for {
 		a.Mind(ctx)
+		wait := mindEvery
+		if i := a.issuer.Load(); i != nil {
+			cert := i.Certificate()
+			wait = min(wait, max(cert.NotAfter.Sub(cert.NotBefore)/20, time.Second))
+		}
+		timer := time.NewTimer(wait)
 		select {
 		case <-ctx.Done():
+			timer.Stop()
 			return
 		case <-a.Driving():
 		case <-a.mind:
-		case <-ticker.C:
+		case <-timer.C:
 		}
+		timer.Stop()
 	}
 }
 
@@ -401,6 +406,8 @@ func (a *Keeper) mindIssuer(ctx context.Context, now time.Time) {
 	switch {
 	case a.config.Plugged != nil:
 		err = a.mindPlugged(ctx, doc, now)
+	case next != nil && a.isStray(doc, next):
+		err = a.dropStray(ctx)
 	case next != nil && over: // nothing is issued without it, and nobody can be shut out
 		err = a.activate(ctx, a.Drive, next.ID)
 	case i == nil && !over: // other replicas may sign with it; why this one cannot was logged
@@ -415,7 +422,7 @@ func (a *Keeper) mindIssuer(ctx context.Context, now time.Time) {
 		return
 	case over:
 		err = a.renew(ctx)
-	case !halfOver(i, now):
+	case !halfOver(i, now) || a.leaves(doc) && i.NotAfter().Sub(now) >= a.lead(i.Certificate())/2: // else its rotation does not get on
 		return
 	default:
 		err = a.prepare(ctx)
@@ -432,7 +439,7 @@ func (a *Keeper) tell(err error, i *ca.Issuer, now time.Time) {
 	case isWaiting:
 		a.warned = now
 		a.config.Logger.Warn("the next issuer waits", "reason", waits.Error())
-	case !errors.Is(err, errOffline) || i == nil:
+	case !errors.Is(err, held.ErrOffline) || i == nil:
 		a.failed.Store(&err)
 		a.config.Logger.Error("issuer not renewed; the old one stays in use", "reason", err.Error())
 	case now.Sub(a.warned) >= warnEvery:
@@ -449,8 +456,10 @@ func (a *Keeper) unfit() error {
 		_, err := a.Issuer()
 		return err
 	}
-	if failed := a.failed.Load(); failed != nil {
-		return *failed
+	for _, failed := range []*error{a.failed.Load(), a.making.Load()} {
+		if failed != nil {
+			return *failed
+		}
 	}
 	return nil
 }
@@ -469,10 +478,19 @@ func halfOver(i *ca.Issuer, now time.Time) bool {
 // renew makes a new issuer under the active root and has it used at once, where there is no other that works: see prepare.
 func (a *Keeper) renew(ctx context.Context) error {
 	return a.succeed(ctx, func(next *Document, key Key, cert *x509.Certificate) (*Authority, error) {
+		old, err := next.Active(a.config.Domain, KindIssuer)
+		if err != nil {
+			return nil, err
+		}
+		was := old.ID
 		if err := next.ReplaceIssuer(a.config.Domain, key, a.config.Sealer, cert); err != nil {
 			return nil, err
 		}
-		return next.Active(a.config.Domain, KindIssuer)
+		x, err := next.Active(a.config.Domain, KindIssuer)
+		if err == nil {
+			next.State(a.config.Domain).Renewed(was, x.ID)
+		}
+		return x, err
 	})
 }
 
@@ -484,43 +502,27 @@ func (a *Keeper) succeed(ctx context.Context, put func(next *Document, key Key, 
 	if err != nil {
 		return err
 	}
-	cert, key, err := a.newIssuer(ctx, doc)
+	cert, key, err := a.held.NewIssuer(ctx, doc, c.IssuerTTL)
 	if err != nil {
 		return fmt.Errorf("making the next issuer: %w", err)
 	}
 	tried := false
 	err = a.Drive(ctx, func(next *Document) error {
 		now, err := next.Active(c.Domain, KindIssuer)
-		if err != nil || now.ID != before.ID || next.Prepared(c.Domain) != nil {
+		if err != nil || now.ID != before.ID || next.Prepared(c.Domain) != nil || a.isOther(next, cert) {
 			return cmp.Or(err, replica.ErrUnchanged) // another one was made meanwhile
 		}
 		x, err := put(next, key, cert)
 		if err != nil {
 			return err
 		}
-		tried, err = true, a.tryOpen(ctx, next, x)
+		tried, err = true, a.held.Try(ctx, next, x)
 		return err
 	})
-	if !tried && key.Ref != "" { // no document can name it
-		if err := c.Keys.Delete(context.WithoutCancel(ctx), key.Ref); err != nil {
-			c.Logger.Warn("key of an issuer that was not taken is not deleted", "key", key.Ref, "reason", err.Error())
-		}
+	if !tried { // no document can name it
+		a.dropMade(ctx, key)
 	}
 	return err
-}
-
-// tryOpen opens and checks an issuer of a document that is to be stored. It is then at hand when the document comes into use. A
-// crash in between leaves an issuer that has signed nothing.
-func (a *Keeper) tryOpen(ctx context.Context, next *Document, x *Authority) error {
-	use, err := a.openHeld(ctx, next, x)
-	if err != nil {
-		return err
-	}
-	if err := a.check(use.issuer); err != nil {
-		return err
-	}
-	a.held.Store(x.ID, use)
-	return nil
 }
 
 // Expiries returns the end of each certificate that the authority's work depends on, by a name for metrics.

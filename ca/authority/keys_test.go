@@ -17,6 +17,7 @@ import (
 
 	"github.com/chancery-project/chancery/ca"
 	"github.com/chancery-project/chancery/ca/audit"
+	"github.com/chancery-project/chancery/ca/authority/held"
 	"github.com/chancery-project/chancery/ca/keys"
 	"github.com/chancery-project/chancery/ca/parent"
 	"github.com/chancery-project/chancery/trust"
@@ -289,7 +290,7 @@ func TestOfflineRoot(t *testing.T) {
 			if as := doc.Domains["cluster.local"].Authorities; len(as) != 1 || as[0].HasKey() {
 				t.Fatalf("init made %d authorities", len(as))
 			}
-			if _, err := Open(t.Context(), c); !errors.Is(err, errOffline) || !strings.Contains(err.Error(), "has no active issuer") {
+			if _, err := Open(t.Context(), c); !errors.Is(err, held.ErrOffline) || !strings.Contains(err.Error(), "has no active issuer") {
 				t.Errorf("opening without an issuer: %v", err)
 			}
 			if err := Import(t.Context(), c, "test", []*x509.Certificate{cert}); err == nil || !strings.Contains(err.Error(), "no issuer was requested") {
@@ -328,7 +329,7 @@ func TestOfflineRoot(t *testing.T) {
 			if got := k.Document().Domains["cluster.local"].Requested; got != nil {
 				t.Errorf("a request stays open: %+v", got)
 			}
-			if err := k.renew(t.Context()); !errors.Is(err, errOffline) {
+			if err := k.renew(t.Context()); !errors.Is(err, held.ErrOffline) {
 				t.Errorf("renewing without the root's key: %v", err)
 			}
 			if ks := k.Keys(); len(ks) != 1 || ks[0].Name != k.KeyName() {

@@ -1,6 +1,9 @@
 package authority
 
-import "github.com/chancery-project/chancery/ca/document"
+import (
+	"github.com/chancery-project/chancery/ca/authority/held"
+	"github.com/chancery-project/chancery/ca/document"
+)
 
 // What package document owns, under the names by which those know it who deal with a Keeper.
 type (
@@ -14,6 +17,8 @@ type (
 	Key = document.Key
 	// Revocation is a predicate that was revoked.
 	Revocation = document.Revocation
+	// CRLSigner is an issuer that verifiers need a CRL of.
+	CRLSigner = held.CRLSigner
 	// Predicate says which certificates are revoked.
 	Predicate = document.Predicate
 )

@@ -10,10 +10,10 @@ import (
 
 	"github.com/chancery-project/chancery/ca"
 	"github.com/chancery-project/chancery/ca/audit"
+	"github.com/chancery-project/chancery/ca/authority/held"
 	"github.com/chancery-project/chancery/ca/document"
 	"github.com/chancery-project/chancery/ca/keys"
 	"github.com/chancery-project/chancery/ca/parent"
-	"github.com/chancery-project/chancery/trust"
 )
 
 // This file is for a root that is kept elsewhere: the roots come with Init, the issuer by Request and Import.
@@ -87,7 +87,7 @@ func (a *Keeper) offlineOnly() error {
 // newRequest makes the key and stores the request in place of the one that is open, if any.
 func (a *Keeper) newRequest(ctx context.Context, change changer, actor string, open *document.RequestedIssuer) (Key, error) {
 	c := a.config
-	key, err := c.generate(ctx, ca.IssuerType(c.KeyType))
+	key, err := held.Generate(ctx, c.Keys, ca.IssuerType(c.KeyType))
 	if err != nil {
 		return Key{}, err
 	}
@@ -181,6 +181,9 @@ func (a *Keeper) prepareImport(ctx context.Context, change changer, actor string
 		if !sameRequest(next.State(c.Domain).Requested, requested.open) {
 			return errors.New("the request was answered or replaced at the same time; `chancery authority csr` prints the one that is open")
 		}
+		if next.State(c.Domain).Rotation != nil {
+			return errors.New("a rotation was started at the same time; import the issuer after its end")
+		}
 		next.State(c.Domain).Requested = nil
 		if _, err := next.Active(c.Domain, KindIssuer); err == nil {
 			id = hex.EncodeToString(cert.SubjectKeyId)
@@ -198,7 +201,7 @@ func (a *Keeper) prepareImport(ctx context.Context, change changer, actor string
 		if err != nil {
 			return err
 		}
-		return a.tryOpen(ctx, next, x)
+		return a.held.Try(ctx, next, x)
 	})
 }
 
@@ -213,6 +216,9 @@ func (a *Keeper) checkImport(ctx context.Context, chain []*x509.Certificate) (re
 	c, doc := a.config, a.Document()
 	if err := a.offlineOnly(); err != nil {
 		return requested{}, nil, err
+	}
+	if now := a.stateOf(doc).Rotation; now != nil {
+		return requested{}, nil, fmt.Errorf("rotation %s is under way, in phase %s: an issuer cannot be brought in between. Wait for its end (`chancery rotate status`), or abort it", now.ID, now.Phase)
 	}
 	r := requested{open: doc.Domains[c.Domain.String()].Requested}
 	if r.open == nil {
@@ -230,21 +236,8 @@ func (a *Keeper) checkImport(ctx context.Context, chain []*x509.Certificate) (re
 	if err != nil {
 		return r, nil, err
 	}
-	if err := a.tryOut(r.key, bundle, append([]*x509.Certificate{chain[0]}, between...)); err != nil {
+	if err := a.held.TryOut(r.key.Signer, bundle, append([]*x509.Certificate{chain[0]}, between...)); err != nil {
 		return r, nil, fmt.Errorf("issuing certificate %q: %w", chain[0].Subject, err)
 	}
 	return r, between, nil
-}
-
-// tryOut makes the issuer as a server would, lints what it would sign under each profile, and has its key sign.
-func (a *Keeper) tryOut(key Key, b *trust.Bundle, chain []*x509.Certificate) error {
-	c := a.config
-	issuer, err := ca.NewIssuer(ca.IssuerConfig{Domain: c.Domain, Key: key.Signer, Chain: chain, Bundle: b, LogID: a.LogID(), Log: c.Log})
-	if err != nil {
-		return err
-	}
-	if err := issuer.SelfCheck(c.Profiles...); err != nil {
-		return err
-	}
-	return keys.Check(key.Signer)
 }

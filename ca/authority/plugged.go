@@ -8,6 +8,9 @@ import (
 	"time"
 
 	"github.com/chancery-project/chancery/ca"
+	"github.com/chancery-project/chancery/ca/authority/held"
+	"github.com/chancery-project/chancery/ca/authority/swap"
+	"github.com/chancery-project/chancery/ca/document"
 	"github.com/chancery-project/chancery/ca/files"
 	"github.com/chancery-project/chancery/ca/replica"
 	"github.com/chancery-project/chancery/trust"
@@ -48,7 +51,8 @@ func (a *Keeper) hold(ctx context.Context, set *files.Set) error {
 	return nil
 }
 
-// holdSet checks a set of files, and holds its issuer ready. Any change of the roots is refused.
+// holdSet checks a set of files, and holds its issuer ready. What would change the roots in more than one step, or too early, is refused; the
+// rest of the steps is for who rotates (see Swap).
 func (a *Keeper) holdSet(set *files.Set) error {
 	c := a.config
 	have, err := a.Document().Bundle(c.Domain)
@@ -59,22 +63,34 @@ func (a *Keeper) holdSet(set *files.Set) error {
 	if err != nil {
 		return err
 	}
-	if !have.SameRoots(issuer.Bundle()) {
-		return rootsChanged(c.Plugged.Dir)
+	seen, now := swap.History{}, time.Now()
+	if was := a.seen.Load(); was != nil {
+		seen = was.After(a.newest.Load(), set, now)
 	}
-	if err := a.check(issuer); err != nil {
+	if _, err := swap.Judge(a.Document(), c.Domain, set, seen, c.Plugged.Dir, now); err != nil {
+		if a.newest.Load() != nil || !a.signsWith(set) {
+			return err
+		}
+		c.Logger.Error("the issuer files are not as they should be; their issuer is in use nevertheless", "reason", err.Error())
+	}
+	if err := a.held.Check(issuer); err != nil {
 		return err
 	}
-	a.newest.Store(set) // first, so that it is not let go
-	a.held.Store(issuer.SKI(), active{issuer, set.Key})
+	a.seen.Store(&seen)
+	a.newest.Store(set) // before, so that it is not let go
+	a.held.Keep(held.Issuer{Issuer: issuer, Key: set.Key})
 	return nil
 }
 
-func rootsChanged(dir string) error {
-	return fmt.Errorf("the root certificates in %s differ from those that this trust domain was set up with; a change of "+
-		"roots would cut off every proxy that does not know the new ones yet. To change safely: (1) add the new root to the "+
-		"root file beside the old one, with the same issuing key; (2) when all proxies have it, change issuing certificate and "+
-		"key; (3) take the old root out. This version refuses each of these until staged root rotation is there: put the former files back", dir)
+// signsWith reports whether a set has the active issuer. Then a start must not fail because one of the roots beside it came or went too
+// early: there is no set before it to go on with.
+func (a *Keeper) signsWith(set *files.Set) bool {
+	x, err := a.Document().Active(a.config.Domain, KindIssuer)
+	if err != nil {
+		return false
+	}
+	root := a.stateOf(a.Document()).Get(KindRoot, swap.RootID(set))
+	return x.ID == swap.ID(set.Chain[0]) && root != nil
 }
 
 // issuerOf checks a set as a whole and returns its issuer.
@@ -86,6 +102,16 @@ func (c Config) issuerOf(set *files.Set, generation uint64, logID uint32) (*ca.I
 	return ca.NewIssuer(ca.IssuerConfig{
 		Domain: c.Domain, Key: set.Key, Chain: set.Chain, Bundle: bundle, LogID: logID, Log: c.Log,
 	})
+}
+
+// Swap says what the plugged-in files ask for that passed all checks, of the document that there is now. No set: there are none.
+func (a *Keeper) Swap(now time.Time) (*files.Set, swap.Step, error) {
+	set, seen := a.newest.Load(), a.seen.Load()
+	if set == nil || seen == nil {
+		return nil, swap.Step{}, nil
+	}
+	step, err := swap.Judge(a.Document(), a.config.Domain, set, *seen, a.config.Plugged.Dir, now)
+	return set, step, err
 }
 
 // lacksKey says that a document names a plugged-in issuer which this server's files do not have.
@@ -114,8 +140,11 @@ func (a *Keeper) mindPlugged(ctx context.Context, doc *Document, now time.Time) 
 		return err
 	}
 	alone := len(doc.Live()) <= 1
-	if current.Equal(cert) {
+	if current.Equal(cert) || a.rotates(doc, set) {
 		return nil
+	}
+	if r := a.stateOf(doc).Rotation; r != nil && swap.RootID(set) == r.FromRoot && r.Phase != document.PhasePrepare && r.Phase != document.PhaseDistribute {
+		return fmt.Errorf("the files in %s have issuer %s, under root %s, which rotation %s replaces; put the files of issuer %s there", c.Plugged.Dir, id, r.FromRoot, r.ID, using.ID)
 	}
 	if !alone && doc.State(c.Domain).Retired(cert) {
 		return fmt.Errorf("the files in %s have issuer %s, which others have replaced already; put the files of issuer %s there", c.Plugged.Dir, id, using.ID)
@@ -131,6 +160,12 @@ func (a *Keeper) mindPlugged(ctx context.Context, doc *Document, now time.Time) 
 		a.warnUnannounced(why)
 	}
 	return a.activate(ctx, a.Drive, id)
+}
+
+// rotates reports whether the issuer of files is the one that a rotation leads to, and signs when that says so.
+func (a *Keeper) rotates(doc *Document, set *files.Set) bool {
+	r := a.stateOf(doc).Rotation
+	return r != nil && r.ToRoot != "" && (r.Phase == document.PhasePrepare || r.Phase == document.PhaseDistribute) && swap.RootID(set) == r.ToRoot
 }
 
 // preparePlugged has the document prepare the issuer of files, if it does not yet.

@@ -389,11 +389,7 @@ func TestIssuersThatAreGoneAreNotHeld(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	count := func() (n int) {
-		a.held.Range(func(any, any) bool { n++; return true })
-		return n
-	}
-	if n := count(); n != 4 {
+	if n := a.held.Len(); n != 4 {
 		t.Errorf("%d issuers are held, of 4 that have live leaves", n)
 	}
 	err := a.Change(t.Context(), func(next *Document) error {
@@ -401,7 +397,7 @@ func TestIssuersThatAreGoneAreNotHeld(t *testing.T) {
 		state.Authorities = slices.DeleteFunc(state.Authorities, func(x Authority) bool { return x.State == StateRetiring })
 		return nil
 	})
-	if n := count(); err != nil || n != 1 {
+	if n := a.held.Len(); err != nil || n != 1 {
 		t.Errorf("%d issuers are held, of 1 in the document; %v", n, err)
 	}
 	issue(t, a)
@@ -494,7 +490,7 @@ func TestNoStoreCallOnTheIssuingPath(t *testing.T) {
 	for range 200 {
 		issue(t, k)
 		_, _ = k.Fresh()
-		_, _ = k.Mark()
+		_, _, _ = k.Mark()
 		if k.Err() != nil || k.Document() == nil || !k.Drives() {
 			t.Fatal("not well")
 		}
@@ -573,7 +569,7 @@ func TestD7PluggedInFilesOfSeveralReplicas(t *testing.T) {
 	}
 	change(b, made)
 	// The driver's files change first: it is prepared, and waits for the other.
-	b.held.Delete(second)
+	b.held.LetGo(func(id string) bool { return id != second })
 	change(a, &next)
 	a.Mind(t.Context())
 	expect("prepared", first, true)

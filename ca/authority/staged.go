@@ -1,29 +1,17 @@
 package authority
 
 import (
-	"bytes"
 	"context"
 	"crypto/x509"
-	"errors"
 	"fmt"
 	"time"
 
 	"github.com/chancery-project/chancery/ca"
-	"github.com/chancery-project/chancery/ca/document"
+	"github.com/chancery-project/chancery/ca/authority/held"
 	"github.com/chancery-project/chancery/ca/replica"
 )
 
-// This file puts a new issuer into use in two steps, and opens issuers for their CRLs. A verifier that has CRLs refuses
-// every leaf of an issuer whose CRL it lacks (decision D22): so the CRL of a new issuer is out before its first leaf.
-
-// maxTTL is the longest life of a leaf.
-func (c Config) maxTTL() time.Duration {
-	longest := ca.DefaultMaxTTL
-	for _, p := range c.Profiles {
-		longest = max(longest, p.MaxTTL())
-	}
-	return longest
-}
+// This file puts a new issuer into use in two steps. A verifier that has CRLs refuses every leaf of an issuer whose CRL it lacks (decision D22): so the CRL of a new issuer is out before its first leaf.
 
 // reconnect is how long after a start agents may need to be back: they try again after a minute and a half at most. The
 // server may have ended before the CRL of the issuer that it prepared was out.
@@ -38,7 +26,7 @@ func (a *Keeper) due(next *Authority, using *ca.Issuer, now time.Time) bool {
 
 // lead is how long an issuer is prepared before it signs.
 func (a *Keeper) lead(cert *x509.Certificate) time.Duration {
-	return min(a.config.maxTTL(), cert.NotAfter.Sub(cert.NotBefore)/6)
+	return min(held.MaxTTL(a.config.Profiles), cert.NotAfter.Sub(cert.NotBefore)/6)
 }
 
 // prepare makes the next issuer under the active root. Roots being all that verifiers know, nobody needs to learn of it
@@ -60,8 +48,11 @@ type changer func(ctx context.Context, f func(next *Document) error) error
 // activate puts a prepared issuer to use. A crash before the store leaves it prepared; after, the next start uses it.
 func (a *Keeper) activate(ctx context.Context, change changer, id string) error {
 	return change(ctx, func(next *Document) error {
+		was := ""
 		if now, err := next.Active(a.config.Domain, KindIssuer); err == nil && now.ID == id && next.Prepared(a.config.Domain) == nil {
 			return replica.ErrUnchanged // another replica was faster
+		} else if err == nil {
+			was = now.ID
 		}
 		if err := next.Promote(a.config.Domain, id); err != nil {
 			return err
@@ -70,7 +61,8 @@ func (a *Keeper) activate(ctx context.Context, change changer, id string) error 
 		if err != nil {
 			return err
 		}
-		return a.tryOpen(ctx, next, x)
+		next.State(a.config.Domain).Renewed(was, x.ID)
+		return a.held.Try(ctx, next, x)
 	})
 }
 
@@ -85,97 +77,28 @@ func (a *Keeper) warnUnannounced(why error) {
 	}
 }
 
-// HoldsPrepared returns why the issuer that waits to sign could not sign here; nil if it could, or if none waits.
+// HoldsPrepared returns why an issuer that waits to sign could not sign here; nil if each could, or if none waits.
 func (a *Keeper) HoldsPrepared(ctx context.Context) error {
 	doc := a.Document()
-	next := doc.Prepared(a.config.Domain)
-	if next == nil {
-		return nil
+	state := a.stateOf(doc)
+	for i := range state.Authorities {
+		next := &state.Authorities[i]
+		if next.Kind != KindIssuer || next.State != StatePrepared {
+			continue
+		}
+		use, err := a.held.Open(ctx, doc, next)
+		if err != nil {
+			return fmt.Errorf("issuer %s is prepared, and cannot be opened here: %w", next.ID, err)
+		}
+		a.held.Keep(use)
 	}
-	use, err := a.openHeld(ctx, doc, next)
-	if err != nil {
-		return fmt.Errorf("issuer %s is prepared, and cannot be opened here: %w", next.ID, err)
-	}
-	a.held.Store(next.ID, use)
 	return nil
-}
-
-// CRLSigner is an issuer that may have live leaves, or will have.
-type CRLSigner struct {
-	ID       string
-	Chain    []*x509.Certificate // its own, and those between it and the root
-	Issuer   *ca.Issuer          // nil if it cannot sign a CRL; Why says why
-	Why      error
-	Retry    bool   // its key is somewhere, and may open another time
-	CRL      []byte // its last one, where one is kept
-	KeepCRL  bool   // its key lies outside: the last CRL should be kept
-	MaxTTL   time.Duration
-	NotAfter time.Time // of its certificate
 }
 
 // CRLSigners returns the issuers whose CRLs verifiers need, one for each name and key.
 func (a *Keeper) CRLSigners(ctx context.Context) ([]CRLSigner, error) {
-	doc, c := a.Document(), a.config
-	state := doc.Domains[c.Domain.String()]
-	if state == nil {
-		return nil, fmt.Errorf("the authority document has nothing for trust domain %s", c.Domain)
+	if err := a.MaySign(); err != nil {
+		return nil, err
 	}
-	var out []CRLSigner
-	now := time.Now()
-	for _, want := range []document.AuthorityState{StateActive, StatePrepared, StateRetiring} {
-		for i := range state.Authorities {
-			x := &state.Authorities[i]
-			if x.Kind != KindIssuer || x.State != want {
-				continue
-			}
-			chain, err := x.Certificates()
-			if err != nil {
-				return nil, err
-			}
-			live := ca.LeafTTLLimit // whatever the profile was
-			if !x.HasKey() {        // no longer than needed: one that cannot sign ends the CRLs of all
-				live = c.maxTTL() + time.Minute
-			}
-			if now.After(chain[0].NotAfter) || now.After(state.LastSigned(x).Add(live)) || signsAlready(out, chain[0]) {
-				continue
-			}
-			s := CRLSigner{ID: x.ID, Chain: chain, CRL: x.CRL, KeepCRL: !x.HasKey(), MaxTTL: c.maxTTL(), NotAfter: chain[0].NotAfter}
-			s.Issuer, s.Retry, s.Why = a.crlIssuer(ctx, doc, x, chain[0])
-			out = append(out, s)
-		}
-	}
-	return out, nil
-}
-
-func signsAlready(all []CRLSigner, cert *x509.Certificate) bool {
-	for _, s := range all {
-		if bytes.Equal(s.Chain[0].RawSubject, cert.RawSubject) && bytes.Equal(s.Chain[0].SubjectKeyId, cert.SubjectKeyId) {
-			return true
-		}
-	}
-	return false
-}
-
-// crlIssuer opens an issuer once. After an error, retry says whether it may work another time.
-func (a *Keeper) crlIssuer(ctx context.Context, doc *Document, x *Authority, cert *x509.Certificate) (_ *ca.Issuer, retry bool, _ error) {
-	if cert.KeyUsage&x509.KeyUsageCRLSign == 0 {
-		return nil, false, errors.New("its certificate's key usage lacks cRLSign, so no verifier takes a CRL of it")
-	}
-	if v, ok := a.held.Load(x.ID); ok { // one key may have been certified under two names
-		if have := v.(active).issuer; bytes.Equal(have.Certificate().RawSubject, cert.RawSubject) {
-			return have, false, nil
-		}
-	}
-	if !x.HasKey() {
-		if a.config.Plugged != nil && x.State != StateRetiring {
-			return nil, true, a.lacksKey(x) // the files may get it
-		}
-		return nil, false, errors.New("its key is not here any more")
-	}
-	use, err := a.openHeld(ctx, doc, x)
-	if err != nil {
-		return nil, true, err
-	}
-	a.held.Store(x.ID, use)
-	return use.issuer, false, nil
+	return a.held.CRLSigners(ctx, a.Document())
 }

@@ -12,6 +12,7 @@ import (
 	mrand "math/rand/v2"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/chancery-project/chancery/ca"
@@ -27,6 +28,8 @@ const (
 	writeEvery = time.Second
 	// checkpointEvery is how often a note is written of which only the checkpoint has changed, where there are others to read it.
 	checkpointEvery = 10 * time.Second
+	// evidenceEvery is the same for a note of which only those have changed that have not reached the goal; the last of them need not wait.
+	evidenceEvery = 10 * time.Second
 	// readEvery is how often notes are read though nobody woke us; readApart how far apart that is at least.
 	readEvery = 10 * time.Second
 	readApart = 100 * time.Millisecond
@@ -50,16 +53,18 @@ type Config struct {
 
 // Board is one replica's place among the others. All methods are safe for concurrent use.
 type Board struct {
-	config  Config
-	started time.Time
-	wake    chan struct{} // something was asked of Run
-	calls   sync.Mutex    // held over reads and writes, so that none is overtaken by a later one
+	config    Config
+	started   time.Time
+	wake      chan struct{} // something was asked of Run
+	calls     sync.Mutex    // held over reads and writes, so that none is overtaken by a later one
+	announced atomic.Int64  // see Announced
 
-	mu      sync.Mutex // guards all below
-	own     Note       // what it should say,
-	ready   bool       // once somebody has said so
-	stored  *Note      // what was written last; nil: nothing yet
-	wrote   time.Time
+	mu      sync.Mutex        // guards all below
+	own     Note              // what it should say,
+	ready   bool              // once somebody has said so
+	stored  *Note             // what was written last; nil: nothing yet, or it does not lie there any more
+	written Note              // what was written last,
+	wrote   time.Time         // and when
 	news    bool              // somebody called Wake
 	others  map[string]*other // by replica
 	list    []Note            // of others
@@ -70,6 +75,10 @@ type Board struct {
 	since   time.Time         // when the first of these failed
 	loud    bool              // the log has it as an error
 	beat    time.Duration     // after wrote, when the same is written again
+	former  *Note             // what our last run left; see Former
+	looked  bool              // for it
+	hurry   bool              // the next write need not wait for evidenceEvery
+	last    func()            // see Last
 	twin    time.Time         // when another process's note was found in place of ours; zero: never
 	twinSum [sha256.Size]byte // of that note
 }
@@ -109,6 +118,43 @@ func (b *Board) Own(change func(*Note)) {
 	if !same {
 		b.poke()
 	}
+}
+
+// Hurry has a change of the own evidence written without waiting for others to come along.
+func (b *Board) Hurry() {
+	b.mu.Lock()
+	b.hurry = true
+	b.mu.Unlock()
+	b.poke()
+}
+
+// Announced returns up to when certificates may end according to the own note as it lies in the store (see Evidence.Ahead), in Unix
+// seconds; 0 before the first. It costs nothing: each certificate asks.
+func (b *Board) Announced() int64 { return b.announced.Load() }
+
+// Former returns the note that the last process of this replica left; nil if there is none. known is false until the store was asked.
+func (b *Board) Former() (n *Note, known bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.former, b.looked
+}
+
+// Last sets what is called before Run writes the own note the last time.
+func (b *Board) Last(f func()) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.last = f
+}
+
+// All returns the notes of all replicas: the own one as it was written last, if it was, and those of Others, dead ones among them.
+func (b *Board) All() []Note {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	out := slices.Clone(b.list)
+	if b.wrote.IsZero() {
+		return out
+	}
+	return append(out, b.written)
 }
 
 // Mine returns the own note, as it is to be.
@@ -234,17 +280,38 @@ func HeirName(replica string, logID uint32) string {
 	return replica[:min(len(replica), store.MaxName-len(id))] + id
 }
 
+// remember takes over what our last run left, once; until somebody says more, its evidence stands. Caller holds mu.
+func (b *Board) remember(raw []byte) {
+	if b.looked {
+		return
+	}
+	b.looked = true
+	n, err := decode(raw, b.config.Sealer, b.config.Domain, b.config.Replica)
+	if err != nil { // there is none, or none that can be told from a forged one
+		return
+	}
+	b.former = n
+	if none := (Evidence{}); b.own.Evidence.says(&none) {
+		b.own.Evidence = n.Evidence
+	}
+}
+
 // bequeath keeps the note that lies under the own name, if it is about another log than ours: what was revoked in that stays revoked.
 func (b *Board) bequeath(ctx context.Context, logID uint32) error {
 	all, err := b.config.Store.Notes(ctx)
 	if err != nil {
 		return err
 	}
-	old, err := decode(all[b.config.Replica], b.config.Sealer, b.config.Domain, b.config.Replica)
-	if err != nil || old.LogID == logID || len(old.Revoked) == 0 { // there is none, or none that says anything
+	b.mu.Lock()
+	b.remember(all[b.config.Replica])
+	former := b.former
+	b.mu.Unlock()
+	if former == nil || former.LogID == logID || len(former.Revoked) == 0 { // there is none, or none that says anything
 		return nil
 	}
+	old := *former
 	old.Replica = HeirName(b.config.Replica, old.LogID)
+	old.Evidence = Evidence{} // the own note has it
 	data, err := old.encode(b.config.Sealer, b.config.Domain)
 	if err != nil {
 		return err
@@ -287,6 +354,7 @@ func (b *Board) take(all map[string][]byte) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.read = time.Now()
+	b.remember(all[b.config.Replica])
 	anew := false
 	for name, raw := range all {
 		if name == b.config.Replica {
@@ -376,27 +444,48 @@ func (b *Board) write(ctx context.Context, beat bool) error {
 		b.mu.Unlock()
 		return nil
 	}
+	logID, first := b.own.LogID, b.wrote.IsZero()
+	b.mu.Unlock()
+	if first {
+		if err := b.bequeath(ctx, logID); err != nil {
+			b.result(ctx, 0, err)
+			return err
+		}
+	}
+	b.mu.Lock()
 	b.own.Sequence++
 	b.own.Seen = time.Now().UTC()
-	n, first := b.own, b.wrote.IsZero()
+	b.hurry = false
+	n := b.own
 	b.mu.Unlock()
-	data, err := n.encode(b.config.Sealer, b.config.Domain)
+	data, shown, err := b.encode(&n)
 	if err != nil {
 		return fmt.Errorf("writing this replica's note: %w", err)
 	}
-	if first {
-		err = b.bequeath(ctx, n.LogID)
-	}
-	if err == nil {
-		err = b.put(ctx, b.config.Replica, data)
-	}
-	if err == nil {
+	if err = b.put(ctx, b.config.Replica, data); err == nil {
 		b.mu.Lock()
-		b.stored, b.wrote, b.beat = &n, time.Now(), Beat-mrand.N(Beat/10) // two under one name are soon out of step
+		b.stored, b.written, b.wrote, b.beat = &n, *shown, time.Now(), Beat-mrand.N(Beat/10) // two under one name are soon out of step
+		b.announced.Store(int64(seconds(n.Evidence.Ahead)))
 		b.mu.Unlock()
 	}
 	b.result(ctx, 0, err)
 	return err
+}
+
+// encode returns a note's bytes, and what they say: of the evidence as much as there is room for.
+func (b *Board) encode(n *Note) (data []byte, shown *Note, err error) {
+	most := store.NoteRoom(b.config.Store)
+	if data, err = n.encode(b.config.Sealer, b.config.Domain); err != nil || len(data) <= most {
+		return data, n, err
+	}
+	less, none := *n, *n
+	none.Evidence = Evidence{}
+	if data, err = none.encode(b.config.Sealer, b.config.Domain); err != nil {
+		return nil, nil, err
+	}
+	less.Evidence = n.Evidence.trim(most - len(data))
+	data, err = less.encode(b.config.Sealer, b.config.Domain)
+	return data, &less, err
 }
 
 // downAfter is for how long a failure is a warning in the log: a store that is away for a moment is nobody's work.
@@ -433,6 +522,12 @@ func (b *Board) Run(ctx context.Context) error {
 	for {
 		select {
 		case <-ctx.Done():
+			b.mu.Lock()
+			f := b.last
+			b.mu.Unlock()
+			if f != nil {
+				f()
+			}
 			last, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
 			defer cancel()
 			_ = b.Write(last) // the next start writes what this does not
@@ -479,6 +574,10 @@ func (b *Board) due(now time.Time) (write, read time.Time) {
 		write = now.Add(time.Hour) // Own wakes us
 	case b.stored == nil || !b.own.means(b.stored):
 		write = b.wrote.Add(writeEvery) // long ago, before the first
+	case b.hurry:
+		write = b.wrote.Add(writeEvery)
+	case !b.own.Evidence.sets(&b.stored.Evidence):
+		write = b.wrote.Add(evidenceEvery)
 	case b.own.Checkpoint != b.stored.Checkpoint && len(b.list) > 0 && len(b.own.Revoked) < 1000: // else it goes with the next beat
 		write = b.wrote.Add(checkpointEvery)
 	default:

@@ -11,7 +11,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/chancery-project/chancery/ca/document"
 	"github.com/chancery-project/chancery/ca/keys"
 	"github.com/chancery-project/chancery/ca/store"
 	"github.com/chancery-project/chancery/trust"
@@ -49,43 +48,6 @@ type Note struct {
 	Evidence Evidence  // what it knows of the consumers that it serves
 }
 
-// Evidence is what a replica knows of the consumers that it serves: agents, and clients without one of ours. It says who has not done
-// yet what the document asks for, never how many have (decision D2): sets of two replicas can be joined, sums cannot.
-type Evidence struct {
-	// Goal is what the sets are about, as the document of version Acknowledged says: what was learnt before that version was taken
-	// over is in them, and whoever was served later got what that version has.
-	Goal document.Goal
-	// Behind are the consumers that were served by this replica and have not reached the goal, by Consumer.
-	Behind []Behind
-	// Settled are consumers that other replicas have as behind, and that reached the goal here, in order.
-	Settled []uint64
-	// Ahead is announced before it comes true: no certificate that this replica may have signed for anyone who is not in its sets ends
-	// later. It matters once the replica is gone, or was killed. Zero: the sets have everybody.
-	Ahead time.Time
-	Total uint64 // consumers known here, for people
-	// Sample are some of those behind, with words for people; at most MaxSample.
-	Sample []Laggard
-}
-
-// Behind is a consumer that has not reached the goal.
-type Behind struct {
-	Consumer uint64    // beginning of a hash of its name
-	Until    time.Time // when the last certificate ends that it may hold; it does not count after that. Whole seconds
-}
-
-// Laggard says who a consumer is and why it is behind.
-type Laggard struct {
-	Consumer uint64
-	Name     string // at most 200 bytes
-	Why      string // at most 300 bytes
-}
-
-// Bounds of what a note says of consumers.
-const (
-	MaxBehind = 20_000
-	MaxSample = 20
-)
-
 // Revoked is a certificate that a revocation in the document means.
 type Revoked struct {
 	Serial     string    // hex, as in the document
@@ -100,16 +62,18 @@ func compare(a, b Revoked) int {
 }
 
 // says reports whether two notes say the same, but for when they were written.
-func (n *Note) says(o *Note) bool { return n.Checkpoint == o.Checkpoint && n.means(o) }
-
-// means is says without the checkpoint, which changes each second on a busy server.
-func (n *Note) means(o *Note) bool {
-	return n.Format == o.Format && n.LogID == o.LogID && n.Acknowledged == o.Acknowledged && n.Resolved == o.Resolved && n.Omitted == o.Omitted &&
-		slices.Equal(n.Revoked, o.Revoked)
+func (n *Note) says(o *Note) bool {
+	return n.Checkpoint == o.Checkpoint && n.means(o) && n.Evidence.says(&o.Evidence)
 }
 
-// version of the encoding.
-const version = 1
+// means is says without what changes each second on a busy server: the checkpoint, and who has reached the goal.
+func (n *Note) means(o *Note) bool {
+	return n.Format == o.Format && n.LogID == o.LogID && n.Acknowledged == o.Acknowledged && n.Resolved == o.Resolved && n.Omitted == o.Omitted &&
+		n.Evidence.Goal.Equal(o.Evidence.Goal) && slices.Equal(n.Revoked, o.Revoked)
+}
+
+// version of the encoding. The first had no evidence; it is read as such that vouches for nobody.
+const version = 2
 
 const macBytes = 32
 
@@ -153,9 +117,12 @@ func (n *Note) encode(s *keys.Sealer, td trust.Domain) ([]byte, error) {
 		b = binary.AppendUvarint(b, x)
 	}
 	b = append(b, n.Checkpoint...)
-	b = binary.AppendUvarint(b, uint64(first))
-	b, err := appendRevoked(b, n.Revoked, first)
+	b, err := n.Evidence.append(b)
 	if err != nil {
+		return nil, err
+	}
+	b = binary.AppendUvarint(b, uint64(first))
+	if b, err = appendRevoked(b, n.Revoked, first); err != nil {
 		return nil, err
 	}
 	return append(b, s.MAC(bound(td, n.Replica, b))...), nil
@@ -183,8 +150,8 @@ func fitInto(all []Revoked, room int) (fit []Revoked, omitted int) {
 	}
 }
 
-// restOfNote is more than the rest of a note has.
-const restOfNote = MaxCheckpoint + 256
+// restOfNote is more than the rest of a note has whose evidence names nobody.
+const restOfNote = MaxCheckpoint + 512 + MaxLeave*(1+maxIssuer)
 
 // base returns the earliest end, from which the others are counted.
 func base(all []Revoked) int64 {
@@ -262,8 +229,8 @@ func decode(data []byte, s *keys.Sealer, td trust.Domain, replica string) (*Note
 	if !s.CheckMAC(bound(td, replica, body), have) {
 		return nil, errors.New("it was not written with this sealing key for this replica and trust domain, or was changed since")
 	}
-	if body[0] != version {
-		return nil, fmt.Errorf("it has version %d; this binary knows %d: use a newer one", body[0], version)
+	if body[0] != 1 && body[0] != version {
+		return nil, fmt.Errorf("it has version %d; this binary knows 1 and %d: use a newer one", body[0], version)
 	}
 	r := &reader{rest: body[1:]}
 	n := &Note{Replica: replica, Instance: binary.BigEndian.Uint64(r.take(8)), LogID: binary.BigEndian.Uint32(r.take(4))}
@@ -272,6 +239,9 @@ func decode(data []byte, s *keys.Sealer, td trust.Domain, replica string) (*Note
 	n.Format = int(r.number(math.MaxInt32))
 	n.Acknowledged, n.Resolved, n.Omitted = r.number(math.MaxUint64), r.number(math.MaxUint64), r.number(math.MaxUint64)
 	n.Checkpoint = string(r.take(int(r.number(MaxCheckpoint))))
+	if body[0] > 1 {
+		n.Evidence = r.evidence()
+	}
 	base := int64(r.number(maxTime))
 	least := int64(math.MaxInt64)
 	for !r.bad && len(r.rest) > 0 {

@@ -2,6 +2,7 @@ package board
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/hex"
 	"fmt"
 	"math/rand/v2"
@@ -12,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/chancery-project/chancery/ca/document"
 	"github.com/chancery-project/chancery/ca/keys"
 	"github.com/chancery-project/chancery/ca/store"
 	"github.com/chancery-project/chancery/trust"
@@ -58,7 +60,31 @@ func sample() Note {
 			{Serial: "0102030405060708090a0b", NotAfter: time.Unix(1_800_000_002, 0).UTC(), Revocation: "00000000000000ab", Issuer: "cc"},
 			{Serial: "0102030405060708090a0c", NotAfter: time.Unix(1_800_000_003, 0).UTC(), Revocation: "00000000000000ab", Issuer: "cc"},
 		},
+		Evidence: Evidence{
+			Goal: document.Goal{Generation: 1<<32 | 4, Leave: []string{"00", "aa", "aabb"}}, Ahead: time.Unix(1_800_000_500, 0).UTC(), Lost: time.Unix(1_800_000_400, 0).UTC(),
+			Total: 12, Settled: []uint64{0, 3, 1<<64 - 1}, Behind: []Behind{
+				{0, time.Unix(1_800_000_009, 0).UTC(), true}, {1, time.Unix(1_800_000_008, 0).UTC(), false}, {1 << 63, time.Unix(1_800_003_600, 0).UTC(), false},
+			},
+			Sample: []Laggard{{1, "agent spiffe://cluster.local/ns/a/sa/b", "proxy 7: no such thing"}, {2, "", "π"}},
+		},
 	}
+}
+
+// behindOf returns as many consumers.
+func behindOf(n int) (all []Behind) {
+	r := rand.New(rand.NewPCG(2, uint64(n)))
+	for range n {
+		all = append(all, Behind{r.Uint64(), time.Unix(1_800_000_000+r.Int64N(24*3600), 0).UTC(), r.IntN(2) == 0})
+	}
+	slices.SortFunc(all, func(a, b Behind) int { return cmp.Compare(a.Consumer, b.Consumer) })
+	return all
+}
+
+func settledOf(n int) (all []uint64) {
+	for _, b := range behindOf(n) {
+		all = append(all, b.Consumer)
+	}
+	return all
 }
 
 // TestNoteSurvives: what is written is read, to the last field, and nobody else's place or key will do.
@@ -134,16 +160,32 @@ func TestNoteThatIsTooSmall(t *testing.T) {
 func TestNoteRefusesToSay(t *testing.T) {
 	s := newSealer(t)
 	for name, change := range map[string]func(*Note){
-		"order":      func(n *Note) { slices.Reverse(n.Revoked) },
-		"twice":      func(n *Note) { n.Revoked[1] = n.Revoked[0] },
-		"serial":     func(n *Note) { n.Revoked[3].Serial = strings.Repeat("7f", 21) },
-		"no serial":  func(n *Note) { n.Revoked[0].Serial = "" },
-		"upper case": func(n *Note) { n.Revoked[3].Serial = "0A" },
-		"issuer":     func(n *Note) { n.Revoked[3].Issuer = "z" },
-		"revocation": func(n *Note) { n.Revoked[0].Revocation = "" },
-		"time":       func(n *Note) { n.Revoked[0].NotAfter = time.Unix(-1, 0) },
-		"checkpoint": func(n *Note) { n.Checkpoint = strings.Repeat("x", MaxCheckpoint+1) },
-		"many":       func(n *Note) { n.Revoked = many(MaxRevoked+1, 1) },
+		"order":              func(n *Note) { slices.Reverse(n.Revoked) },
+		"twice":              func(n *Note) { n.Revoked[1] = n.Revoked[0] },
+		"serial":             func(n *Note) { n.Revoked[3].Serial = strings.Repeat("7f", 21) },
+		"no serial":          func(n *Note) { n.Revoked[0].Serial = "" },
+		"upper case":         func(n *Note) { n.Revoked[3].Serial = "0A" },
+		"issuer":             func(n *Note) { n.Revoked[3].Issuer = "z" },
+		"revocation":         func(n *Note) { n.Revoked[0].Revocation = "" },
+		"time":               func(n *Note) { n.Revoked[0].NotAfter = time.Unix(-1, 0) },
+		"checkpoint":         func(n *Note) { n.Checkpoint = strings.Repeat("x", MaxCheckpoint+1) },
+		"many":               func(n *Note) { n.Revoked = many(MaxRevoked+1, 1) },
+		"consumers in order": func(n *Note) { slices.Reverse(n.Evidence.Behind) },
+		"a consumer twice":   func(n *Note) { n.Evidence.Behind[1].Consumer = n.Evidence.Behind[0].Consumer },
+		"a consumer without": func(n *Note) { n.Evidence.Behind[1].Until = time.Time{} },
+		"settled in order":   func(n *Note) { slices.Reverse(n.Evidence.Settled) },
+		"settled twice":      func(n *Note) { n.Evidence.Settled[1] = 0 },
+		"sample in order":    func(n *Note) { slices.Reverse(n.Evidence.Sample) },
+		"long name":          func(n *Note) { n.Evidence.Sample[0].Name = strings.Repeat("x", MaxName+1) },
+		"long words":         func(n *Note) { n.Evidence.Sample[0].Why = strings.Repeat("x", MaxWhy+1) },
+		"no text":            func(n *Note) { n.Evidence.Sample[0].Why = "\xff" },
+		"goal in order":      func(n *Note) { slices.Reverse(n.Evidence.Goal.Leave) },
+		"goal":               func(n *Note) { n.Evidence.Goal.Leave[2] = "AB" },
+		"long goal":          func(n *Note) { n.Evidence.Goal.Leave[2] = strings.Repeat("ab", maxIssuer+1) },
+		"announced":          func(n *Note) { n.Evidence.Ahead = time.Unix(-5, 0) },
+		"many behind":        func(n *Note) { n.Evidence.Behind = behindOf(MaxBehind + 1) },
+		"many settled":       func(n *Note) { n.Evidence.Settled = settledOf(MaxBehind + 1) },
+		"many words":         func(n *Note) { n.Evidence.Sample = make([]Laggard, MaxSample+1) },
 	} {
 		n := sample()
 		if change(&n); errOfEncode(n.encode(s, td)) == nil {
@@ -154,13 +196,22 @@ func TestNoteRefusesToSay(t *testing.T) {
 
 func errOfEncode(_ []byte, err error) error { return err }
 
-// TestNoteOfANewerBinary: during an upgrade a note may be newer than who reads it.
-func TestNoteOfANewerBinary(t *testing.T) {
+// TestNotesOfOtherBinaries: during an upgrade a note may be newer than who reads it, or older: then it vouches for no consumer.
+func TestNotesOfOtherBinaries(t *testing.T) {
 	s := newSealer(t)
-	body := []byte{2, 1, 2, 3}
-	_, err := decode(append(body, s.MAC(bound(td, "a", body))...), s, td, "a")
-	if err == nil || !strings.Contains(err.Error(), "version 2") {
+	signed := func(body []byte) []byte { return append(body, s.MAC(bound(td, "a", body))...) }
+	if _, err := decode(signed([]byte{version + 1, 1, 2, 3}), s, td, "a"); err == nil || !strings.Contains(err.Error(), "version 3") {
 		t.Errorf("got %v", err)
+	}
+	n := sample()
+	n.Evidence = Evidence{}
+	data := must(n.encode(s, td))
+	none := must((&Evidence{}).append(nil))
+	body := bytes.Replace(data[:len(data)-macBytes], slices.Concat([]byte("root\n"), none), []byte("root\n"), 1)
+	body[0] = 1
+	got := must(decode(signed(body), s, td, "a"))
+	if !reflect.DeepEqual(*got, n) || !got.Evidence.Goal.IsZero() {
+		t.Errorf("of the first version %+v was read", got)
 	}
 }
 
@@ -168,10 +219,11 @@ func TestNoteOfANewerBinary(t *testing.T) {
 // key nothing is.
 func FuzzNote(f *testing.F) {
 	s := newSealer(f)
-	for _, n := range []Note{sample(), {Replica: "a", Seen: time.UnixMilli(0)}, {Replica: "a", Seen: time.UnixMilli(5), Revoked: many(20, 3)}} {
+	for _, n := range []Note{sample(), {Replica: "a", Seen: time.UnixMilli(0)}, {Replica: "a", Seen: time.UnixMilli(5), Revoked: many(20, 3), Evidence: Evidence{Behind: behindOf(5), Settled: settledOf(3)}}} {
 		data := must(n.encode(s, td))
 		f.Add(data[:len(data)-macBytes])
 	}
+	f.Add([]byte{1, 0, 0, 0, 0, 0, 0, 0, 1, 1, 2, 3, 4, 7, 0, 2, 9, 8, 0, 1, 'c', 0})
 	f.Fuzz(func(t *testing.T, body []byte) {
 		if _, err := decode(body, s, td, "a"); err == nil {
 			t.Fatalf("%x was accepted without an authentication code of ours", body)
@@ -182,6 +234,12 @@ func FuzzNote(f *testing.F) {
 			return
 		}
 		again, err := n.encode(s, td)
+		if body[0] == 1 {
+			if n.Evidence, err = must(decode(again, s, td, "a")).Evidence, err; err != nil || !n.Evidence.says(&Evidence{}) {
+				t.Fatalf("%x was read with evidence %+v (%v)", data, n.Evidence, err)
+			}
+			return
+		}
 		if err != nil || !bytes.Equal(again, data) {
 			t.Fatalf("%x was read and is written as %x (%v)", data, again, err)
 		}

@@ -44,7 +44,7 @@ var Catalogue = []Entry{
 	{"certificate.ended", both, "Nothing under this certificate verifies any more. A warning only where a server that starts renews it.",
 		"Issuer: start the server, import a new one, or replace the plugged-in files, whichever renews it. Root: a new trust domain setup is needed."},
 	{"certificate.ending", both, "Less than a third of its life is left (a quarter, for plugged-in files), which is not so while renewal works; critical below a tenth.",
-		"Issuer: find out why it was not renewed (server's log; its parent; `authority csr` and `import`; the tool that writes the files). Root: plan its successor now."},
+		"Issuer: find out why it was not renewed (server's log; its parent; `authority csr` and `import`; the tool that writes the files). Root: `chancery rotate plan --root`."},
 	{"certificate.not-begun", criticals, "The clock here is behind the one of whoever issued the certificate, or it was made for later. Nothing verifies until then.",
 		"Check the clock (`timedatectl`); if it is right, have the certificate made again."},
 	{"chain.broken", criticals, "The issuing certificate does not lead to a root that is trusted, so the server does not start.",
@@ -54,7 +54,7 @@ var Catalogue = []Entry{
 	{"root.ended", warns, "Verifiers pass over it; it does no harm and no good.",
 		"Leave it until staged root rotation can take it out."},
 	{"root.too-short", criticals, "From now on issuers and certificates are cut short by their root's end.",
-		"Bring in a new root: every verifier must have it before the old one ends."},
+		"Rotate the root: `chancery rotate plan --root`, then `start`. Every verifier must have the new one before the old one ends."},
 	{"key.failed", both, "Nothing can be signed with this key. The issuer's is needed for each certificate (critical); the root's for the next renewal of the issuer.",
 		"Follow the reason; see docs/keys.md for the store. A token may have been taken out, restarted, or its PIN changed."},
 	{"key.slow", warns, "Each certificate waits for a signature of this key.",
@@ -79,6 +79,16 @@ var Catalogue = []Entry{
 		"Follow the reason, also in the server's log (`revocations are not up to date`); most often the state or the issuance log, or a key that does not sign."},
 	{"crl.unacknowledged", warns, "These agents refused the last update, or do not answer: what is revoked is accepted behind them.",
 		"`chancery revoke list` names them with their reason; look at their log, or restart them."},
+
+	// Rotation.
+	{"rotation.waiting", warns, "A gate of a rotation has not passed for twice as long as was estimated (10 minutes at the least; a day where nothing could be estimated). Nothing fails: it waits.",
+		"`chancery rotate status` names who is waited for, and why; docs/rotation.md has a section for each gate."},
+	{"rotation.paused", warns, "A rotation has been paused for more than a day, or for more than an hour though a key may be known to others. It waits for an admin.",
+		"`chancery rotate resume`, `abort` or `rollback`."},
+	{"rotation.failing", warns, "The server that drives the rotation tries a step again each second, and cannot take it.",
+		"Follow the reason: most often a key store that makes no key, the state, or the audit log."},
+	{"rotation.overridden", warns, "Who had not said that it was ready may refuse others, or be refused, until it has caught up. It is said until the rotation ends.",
+		"Watch those that the gate named; `chancery rotate rollback` goes back before phase retire."},
 
 	// Logs.
 	{"audit-log.failed", criticals, "Without the audit log nothing is signed.",

@@ -30,6 +30,7 @@ type State struct {
 	AuditLog    *AuditLog     `json:"auditLog,omitempty"`
 	IssuanceLog *IssuanceLog  `json:"issuanceLog,omitempty"`
 	CRLs        *CRLs         `json:"crls,omitempty"`
+	Rotation    *Rotation     `json:"rotation,omitempty"` // under way
 	Clusters    []Cluster     `json:"clusters"`
 }
 

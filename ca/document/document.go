@@ -57,6 +57,7 @@ type DomainState struct {
 	Rotation    *Rotation        `json:"rotation,omitempty"`  // under way; nil: none is
 	Past        []PastRotation   `json:"past,omitempty"`      // that have ended, the newest first
 	BundleKey   *BundleKey       `json:"bundleKey,omitempty"` // signs what agents are told of roots; nil: not made yet
+	TaintedAt   uint64           `json:"taintedAt,omitempty"` // version that last tainted an authority; see NoteTaints
 }
 
 // LogState is a replica, and names its log.

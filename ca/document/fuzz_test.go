@@ -27,7 +27,9 @@ func FuzzDocument(f *testing.F) {
 			`"certificate":"","key":"AAAA","created":"2026-11-30T00:00:00Z"},{"id":"","kind":"issuer","state":"active","generation":1,"certificate":"x","keyRef":"file:00",` +
 			`"created":"2026-11-30T00:00:00Z"}],"requested":{"id":"x","created":"2026-11-30T00:00:00Z"}}},"logs":[{"id":16777216,"key":"a+b+c"}]}`,
 		`{"format":2,"version":1,"domains":{},"logs":[{"id":16777216,"replica":"a"},{"id":16777217,"replica":"b","declaredDead":"2026-11-30T00:00:00Z"}],"driver":{"replica":"a","term":1}}`,
-		`{"format":3}`, `{`, ``, `null`, `[]`,
+		`{"format":3,"version":1,"domains":{"cluster.local":{"generation":1,"authorities":[{"id":"ab","kind":"root","state":"active","generation":1,"certificate":"",` +
+			`"created":"2026-11-30T00:00:00Z","tainted":"2026-11-30T00:00:00Z"}],"bundleKey":{"public":"AAAA","key":"AAAA","created":"2026-11-30T00:00:00Z"},"taintedAt":1}},"logs":[{"id":16777216}]}`,
+		`{"format":4}`, `{`, ``, `null`, `[]`,
 	} {
 		f.Add([]byte(text))
 	}
@@ -88,6 +90,13 @@ func use(t *testing.T, d *Document, td trust.Domain, sealer *keys.Sealer) {
 			t.Error("a key that was never sealed opens")
 		}
 	}
+	if b := d.State(td).BundleKey; b != nil {
+		if _, err := b.Open(td, sealer); err == nil {
+			t.Error("a bundle key that was never sealed opens")
+		}
+	}
+	d.NoteTaints(New())
+	_ = d.TaintedAt(td)
 	_ = d.Prepared(td)
 	for _, r := range d.Revocations(td) {
 		_ = r.Predicate.String()

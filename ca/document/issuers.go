@@ -55,11 +55,12 @@ func (d *Document) DropEndedIssuers(td trust.Domain, now time.Time) {
 	state.Authorities = kept
 }
 
-// Prepared returns the issuer that waits to sign, nil if there is none.
+// Prepared returns the issuer that waits to sign, nil if there is none. That of a rotation is another matter: it waits for the rotation's
+// gates, and meanwhile the issuer in use may have to be followed by one under the same root.
 func (d *Document) Prepared(td trust.Domain) *Authority {
 	if state := d.Domains[td.String()]; state != nil {
 		for i := range state.Authorities {
-			if a := &state.Authorities[i]; a.Kind == KindIssuer && a.State == StatePrepared {
+			if a := &state.Authorities[i]; a.Kind == KindIssuer && a.State == StatePrepared && !state.isSuccessor(a) {
 				return a
 			}
 		}
@@ -67,12 +68,16 @@ func (d *Document) Prepared(td trust.Domain) *Authority {
 	return nil
 }
 
-// DropPrepared forgets issuers that have never signed a certificate.
+func (s *DomainState) isSuccessor(a *Authority) bool {
+	return s.Rotation != nil && a.ID == s.Rotation.ToIssuer
+}
+
+// DropPrepared forgets issuers that have never signed a certificate, but for that of a rotation.
 func (d *Document) DropPrepared(td trust.Domain) {
 	state := d.State(td)
 	kept := state.Authorities[:0]
 	for _, a := range state.Authorities {
-		if a.Kind != KindIssuer || a.State != StatePrepared {
+		if a.Kind != KindIssuer || a.State != StatePrepared || state.isSuccessor(&a) {
 			kept = append(kept, a)
 		}
 	}
@@ -81,16 +86,17 @@ func (d *Document) DropPrepared(td trust.Domain) {
 
 // Promote makes a prepared issuer the active one.
 func (d *Document) Promote(td trust.Domain, id string) error {
-	next := d.Prepared(td)
-	if next == nil || next.ID != id {
+	state := d.State(td)
+	at := slices.IndexFunc(state.Authorities, func(a Authority) bool { return a.Kind == KindIssuer && a.ID == id && a.State == StatePrepared })
+	if at < 0 { // an ID alone may be that of the active one, certified anew
 		return fmt.Errorf("issuer %s is not prepared any more", id)
 	}
-	up := *next
+	up := state.Authorities[at]
 	up.State, up.Wanted = StateActive, false
+	state.Authorities = slices.Delete(state.Authorities, at, at+1)
 	if err := d.retire(td); err != nil {
 		return err
 	}
-	state := d.State(td)
 	state.Authorities = append(state.Authorities, up)
 	return nil
 }

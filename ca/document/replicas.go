@@ -186,7 +186,11 @@ func (d *Document) Reissue(seen uint64) (*Document, error) {
 	for _, state := range n.Domains {
 		// Without a content, so that the next one is taken at once: who has a CRL of before must not go on with it.
 		state.CRL, state.CRLNumber = nil, epoch<<epochBits|state.LastCRL().Number&(1<<epochBits-1)
+		if state.TaintedAt != 0 { // who has a document from before cannot know whether it is of the line that was restored
+			state.TaintedAt = n.Version
+		}
 		state.Generation = epoch<<(epochBits/2) | state.Generation&(1<<(epochBits/2)-1)
+		state.reissue(n.Version, time.Now())
 	}
 	return n, nil
 }

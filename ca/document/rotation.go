@@ -1,6 +1,7 @@
 package document
 
 import (
+	"bytes"
 	"crypto/x509"
 	"encoding/hex"
 	"slices"
@@ -60,6 +61,9 @@ type Rotation struct {
 	// NotBefore is the earliest time at which the predecessor's root may leave the bundle. A replica that the store does not confirm
 	// signs under that root no leaf that ends later (decision D4). While the predecessor signs, it is moved ahead in time.
 	NotBefore time.Time `json:"notBefore,omitzero"`
+	// Spread is when each replica had acknowledged the document in which the phase began: those who only read roots may have read the
+	// former ones until then. Zero: not yet, or there are no such readers.
+	Spread time.Time `json:"spread,omitzero"`
 
 	Paused    *time.Time `json:"paused,omitempty"` // since when no gate is passed
 	PausedBy  string     `json:"pausedBy,omitempty"`
@@ -149,9 +153,14 @@ func (a *Authority) RootID() string {
 	return RootOf(chain)
 }
 
-// RootOf returns the ID of the root above a chain, as its last certificate names it.
+// RootOf returns the ID of the root above a chain, as its last certificate names it. One that names nobody and is its own issuer is the
+// root itself.
 func RootOf(chain []*x509.Certificate) string {
-	return hex.EncodeToString(chain[len(chain)-1].AuthorityKeyId)
+	last := chain[len(chain)-1]
+	if len(last.AuthorityKeyId) == 0 && bytes.Equal(last.RawSubject, last.RawIssuer) {
+		return hex.EncodeToString(last.SubjectKeyId)
+	}
+	return hex.EncodeToString(last.AuthorityKeyId)
 }
 
 // Get returns an authority by ID; nil if there is none.

@@ -154,6 +154,9 @@ func (h *Hold) Err() error {
 	if back := h.fresh.Load().back; back != nil {
 		return back
 	}
+	if err := h.MaySign(); err != nil {
+		return err
+	}
 	if err := h.behind(time.Now()); err != nil {
 		return err
 	}
@@ -247,6 +250,7 @@ func (h *Hold) change(ctx context.Context, quiet bool, f func(next *document.Doc
 			}
 			return err
 		}
+		next.NoteTaints(before)
 		if err = h.write(ctx, next, quiet); err == nil && h.wrote != nil {
 			h.wrote(context.WithoutCancel(ctx), before, next)
 		}
@@ -282,6 +286,7 @@ func Change(ctx context.Context, st store.Store, s *keys.Sealer, f func(next *do
 		} else if err != nil {
 			return err
 		}
+		next.NoteTaints(doc)
 		next.Format, next.By = document.Format, ""
 		if data, err = next.Encode(s); err != nil {
 			return err

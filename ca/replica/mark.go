@@ -164,48 +164,80 @@ func (h *Hold) putMark() error {
 // told is what agents know of documents that this replica has not.
 type told struct {
 	version uint64
+	tainted uint64    // version that tainted an authority
 	since   time.Time // when we last caught up with what we were told
 }
 
 // behindFor is how long a replica may lack a document that an agent knows of: it is loaded at once, where the store is sound.
 const behindFor = 30 * time.Second
 
-func (h *Hold) markText(version uint64) []byte {
-	return fmt.Appendf(nil, "chancery document mark v1\n%s\n%d\n", h.config.Domain, version)
+// markText is what a mark's code is over. Servers that know of no taint write and read the first form, so that one without says the same
+// to all.
+func (h *Hold) markText(version, tainted uint64) []byte {
+	if tainted == 0 {
+		return fmt.Appendf(nil, "chancery document mark v1\n%s\n%d\n", h.config.Domain, version)
+	}
+	return fmt.Appendf(nil, "chancery document mark v2\n%s\n%d\n%d\n", h.config.Domain, version, tainted)
 }
 
-// Mark returns what agents are told of the document in use, and bring back: to another server, maybe.
-func (h *Hold) Mark() (version uint64, mac []byte) {
-	version = h.Document().Version
-	return version, h.config.Sealer.MAC(h.markText(version))
+// Mark returns what agents are told of the document in use, and bring back: to another server, maybe. Tainted is the version that last
+// tainted an authority, 0 if none did.
+func (h *Hold) Mark() (version, tainted uint64, mac []byte) {
+	d := h.Document()
+	version, tainted = d.Version, d.TaintedAt(h.config.Domain)
+	return version, tainted, h.config.Sealer.MAC(h.markText(version, tainted))
 }
 
-// CheckMark takes a mark that an agent brings. If it tells of a newer document, that is looked for at once; see Err. An error
-// says that the mark is not one of ours.
-func (h *Hold) CheckMark(version uint64, mac []byte) error {
-	if !h.config.Sealer.CheckMAC(h.markText(version), mac) {
+// CheckMark takes a mark that an agent brings. If it tells of a newer document, that is looked for at once; see Err. If it tells of a
+// taint that is newer, MaySign is an error from here on. An error says that the mark is not one of ours.
+func (h *Hold) CheckMark(version, tainted uint64, mac []byte) error {
+	if !h.config.Sealer.CheckMAC(h.markText(version, tainted), mac) {
 		return fmt.Errorf("the mark of document version %d was not made with this sealing key", version)
 	}
 	for {
-		was := h.told.Load()
-		if version <= h.Document().Version || was != nil && version <= was.version {
+		have, old, was := h.Document().Version, h.told.Load(), told{}
+		if old != nil {
+			was = *old
+		}
+		if version <= max(have, was.version) && tainted <= max(have, was.tainted) {
 			return nil
 		}
-		now := &told{version, time.Now()}
-		if was != nil && was.version > h.Document().Version {
+		now := &told{max(version, was.version), max(tainted, was.tainted), time.Now()}
+		if was.version > have {
 			now.since = was.since
 		}
-		if h.told.CompareAndSwap(was, now) {
-			h.Wake()
-			return nil
+		if !h.told.CompareAndSwap(old, now) {
+			continue
 		}
+		if tainted > max(have, was.tainted) {
+			h.config.Logger.Error("an agent knows that an authority was tainted; nothing is signed until this server has the document that says so", "version", have, "tainted", tainted)
+		}
+		h.Wake()
+		return nil
 	}
+}
+
+// ErrTainted: another replica has tainted an authority, and this one has no document yet that says which.
+var ErrTainted = errors.New("an authority was tainted, and this server does not know yet which one")
+
+// MaySign returns an error if this replica was told of a taint that its document does not have: what it would sign with may be just
+// that (decision D4). It is over once it has that document, and not before.
+func (h *Hold) MaySign() error {
+	t := h.told.Load()
+	if t == nil {
+		return nil
+	}
+	if have := h.Document().Version; t.tainted > have {
+		return fmt.Errorf("%w: version %d of the authority document says so, as an agent knows, and this server has version %d; it signs nothing until it has that from the store",
+			ErrTainted, t.tainted, have)
+	}
+	return nil
 }
 
 // caughtUp gives a replica that gets ahead more time to load the rest.
 func (h *Hold) caughtUp() {
 	if was := h.told.Load(); was != nil && was.version > h.Document().Version {
-		h.told.CompareAndSwap(was, &told{was.version, time.Now()})
+		h.told.CompareAndSwap(was, &told{was.version, was.tainted, time.Now()})
 	}
 }
 

@@ -1,9 +1,11 @@
 package replica
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -313,19 +315,19 @@ func TestD9AgentsKnowBetter(t *testing.T) {
 		if err := a.Change(t.Context(), count); err != nil {
 			t.Fatal(err)
 		}
-		version, mac := a.Mark()
+		version, _, mac := a.Mark()
 		for name, bad := range map[string]struct {
 			version uint64
 			mac     []byte
 		}{"another version": {version + 1, mac}, "no code": {version, nil}, "cut off": {version, mac[:31]}} {
-			if err := b.CheckMark(bad.version, bad.mac); err == nil {
+			if err := b.CheckMark(bad.version, 0, bad.mac); err == nil {
 				t.Errorf("%s was taken", name)
 			}
 		}
 		if synctest.Wait(); b.Document().Version == version {
 			t.Fatal("a bad mark has an effect")
 		}
-		if err := b.CheckMark(version, mac); err != nil {
+		if err := b.CheckMark(version, 0, mac); err != nil {
 			t.Fatal(err)
 		}
 		if synctest.Wait(); b.Document().Version != version || b.Err() != nil {
@@ -336,8 +338,8 @@ func TestD9AgentsKnowBetter(t *testing.T) {
 		ahead := must(must(document.Decode(old, version, w.sealer)).Next(old))
 		agent := &Hold{config: a.config}
 		agent.snapshot.Store(ahead)
-		version, mac = agent.Mark()
-		if err := b.CheckMark(version, mac); err != nil {
+		version, _, mac = agent.Mark()
+		if err := b.CheckMark(version, 0, mac); err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(behindFor - time.Second)
@@ -367,7 +369,7 @@ func TestD9NoCodePassesForAnother(t *testing.T) {
 	w := newWorld(t)
 	a := w.open(w.config("a"))
 	doc, data := w.stored()
-	version, carried := a.Mark()
+	version, _, carried := a.Mark()
 	var envelope struct {
 		MAC []byte `json:"mac"`
 	}
@@ -380,7 +382,7 @@ func TestD9NoCodePassesForAnother(t *testing.T) {
 		t.Fatal(file.Version, version, err)
 	}
 	for name, mac := range map[string][]byte{"the document's": envelope.MAC, "the file's": file.MAC} {
-		if a.CheckMark(version, mac) == nil {
+		if a.CheckMark(version, 0, mac) == nil {
 			t.Errorf("an agent's mark with %s code is taken", name)
 		}
 	}
@@ -395,7 +397,100 @@ func TestD9NoCodePassesForAnother(t *testing.T) {
 	}
 	other := w.config("b")
 	other.Domain = must(trust.ParseDomain("other.example"))
-	if w.open(other).CheckMark(version, carried) == nil {
+	if w.open(other).CheckMark(version, 0, carried) == nil {
 		t.Error("an agent's mark of another trust domain is taken")
 	}
+}
+
+// taint is a change that taints an authority, and makes one where there is none.
+func taint(next *document.Document) error {
+	now := time.Now().UTC()
+	s := next.State(td)
+	s.Authorities = append(s.Authorities, document.Authority{ID: fmt.Sprint(next.Version), Kind: document.KindRoot, State: document.StateRetiring, Tainted: &now})
+	return nil
+}
+
+// TestD4TaintStopsWhoLacksTheDocument at once, without the time that other news has, until it has that very version.
+func TestD4TaintStopsWhoLacksTheDocument(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		st := &rollback{Store: w.store}
+		a := w.open(w.config("a"))
+		w.store = st
+		b := w.open(w.config("b"))
+		version, tainted, before := a.Mark()
+		early := version
+		if tainted != 0 || !bytes.Equal(before, a.config.Sealer.MAC(fmt.Appendf(nil, "chancery document mark v1\n%s\n%d\n", td, version))) {
+			t.Errorf("a mark without a taint is not what servers before this one read: %d", tainted)
+		}
+		_, old := w.stored()
+		oldVersion := b.Document().Version
+		st.to(old, oldVersion) // b is cut off
+		if err := a.Change(t.Context(), taint); err != nil {
+			t.Fatal(err)
+		}
+		if err := a.Change(t.Context(), count); err != nil {
+			t.Fatal(err)
+		}
+		version, tainted, mac := a.Mark()
+		if tainted != version-1 || tainted != a.Document().TaintedAt(td) {
+			t.Fatalf("tainted %d, version %d", tainted, version)
+		}
+		for name, bad := range map[string]struct {
+			version, tainted uint64
+			mac              []byte
+		}{
+			"the taint is taken away": {version, 0, mac}, "another taint": {version, tainted + 1, mac}, "another version": {version + 1, tainted, mac},
+			"one is added": {oldVersion + 1, oldVersion + 1, before}, "no code": {version, tainted, nil},
+		} {
+			if err := b.CheckMark(bad.version, bad.tainted, bad.mac); err == nil || b.MaySign() != nil {
+				t.Errorf("%s: taken", name)
+			}
+		}
+		if err := a.CheckMark(version, tainted, mac); err != nil || a.MaySign() != nil {
+			t.Errorf("who has the document: %v, %v", err, a.MaySign())
+		}
+		if err := b.CheckMark(version, tainted, mac); err != nil {
+			t.Fatal(err)
+		}
+		want := fmt.Sprintf("version %d of the authority document says so, as an agent knows, and this server has version %d", tainted, oldVersion)
+		for _, err := range []error{b.MaySign(), b.Err()} {
+			if !errors.Is(err, ErrTainted) || !strings.Contains(err.Error(), want) {
+				t.Errorf("got %v", err)
+			}
+		}
+		if b.TakeLease(t.Context()) {
+			t.Error("it drives changes")
+		}
+		// Older news changes nothing; and a server that lost the store for long is no better off.
+		if err := b.CheckMark(early, 0, before); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Hour)
+		if b.Follow(t.Context()); b.MaySign() == nil {
+			t.Error("it is over after some time")
+		}
+		st.to(nil, 0)
+		if b.Follow(t.Context()); b.MaySign() != nil || b.Err() != nil || b.Document().Version != version {
+			t.Errorf("once it has the document: %v, %v", b.MaySign(), b.Err())
+		}
+		if _, same, again := b.Mark(); same != tainted || !bytes.Equal(again, mac) {
+			t.Error("two servers with one document do not say the same of it")
+		}
+		// Of two taints the later one counts, also where it comes with no later version.
+		if err := a.Change(t.Context(), taint); err != nil {
+			t.Fatal(err)
+		}
+		version, tainted, mac = a.Mark()
+		far := version + 10
+		if err := errors.Join(b.CheckMark(far, 0, b.config.Sealer.MAC(b.markText(far, 0))), b.CheckMark(version, tainted, mac)); err != nil {
+			t.Fatal(err)
+		}
+		if !errors.Is(b.MaySign(), ErrTainted) {
+			t.Error("a taint is passed over, since an older server told of a later version")
+		}
+		if b.Follow(t.Context()); b.MaySign() != nil {
+			t.Errorf("got %v", b.MaySign())
+		}
+	})
 }

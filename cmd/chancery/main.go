@@ -26,6 +26,7 @@ import (
 	"github.com/chancery-project/chancery/cmd/chancery/process"
 	"github.com/chancery-project/chancery/cmd/chancery/replica"
 	"github.com/chancery-project/chancery/cmd/chancery/revoke"
+	"github.com/chancery-project/chancery/cmd/chancery/rotate"
 	"github.com/chancery-project/chancery/cmd/chancery/server"
 	"github.com/chancery-project/chancery/cmd/chancery/state"
 	"github.com/chancery-project/chancery/cmd/chancery/status"
@@ -76,6 +77,7 @@ func newRoot() *cobra.Command {
 	authority.AddCommand(ceremony.Command(), ceremony.ImportCommand())
 	root.AddCommand(server.Command(), agent.Command(), dev.Command(), authority,
 		svid.Command(agent.DefaultSocket, dev.DefaultSocket()), inspect.Command(), log.Command(), revoke.Command(), revoke.RestoreCommand(),
+		rotate.Command(dev.DefaultAdmin()),
 		status.Command(), doctor.Command(), state.Command(), replica.Command())
 	return root
 }

@@ -12,6 +12,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/chancery-project/chancery/api/chanceryv1"
+	"github.com/chancery-project/chancery/csr/evidence"
 )
 
 // Bounds of all streams together, and of one agent's report.
@@ -43,7 +44,9 @@ type Config struct {
 	// Seen is told of a mark that an agent brought along and that is above Mark's: the server is behind, or its store was
 	// rolled back, or the agent made it up (decision D9). It verifies the mark, and may take its time: only the stream that
 	// brought the mark waits. ctx ends with that stream. May be nil.
-	Seen    func(ctx context.Context, mark *chanceryv1.DocumentMark)
+	Seen func(ctx context.Context, mark *chanceryv1.DocumentMark)
+	// Ledger is told what agents say of their consumers; nil: nobody is.
+	Ledger  *evidence.Ledger
 	Metrics prometheus.Registerer
 }
 
@@ -67,6 +70,7 @@ type Hub struct {
 	pushed  time.Time      // when the checkpoints below were pushed,
 	last    []string       // the last ones that all were woken for,
 	marked  uint64         // and the version of the mark
+	again   bool           // agents are to say again how they are
 
 	issuedMu sync.Mutex           // guards issued; apart from mu, since each certificate takes it
 	issued   map[holder]time.Time // when the last certificate of a holder ends
@@ -102,6 +106,9 @@ func New(c Config) *Hub {
 	if c.Mark == nil {
 		c.Mark = func() *chanceryv1.DocumentMark { return nil }
 	}
+	if c.Ledger == nil {
+		c.Ledger = evidence.New(evidence.Config{})
+	}
 	h := &Hub{
 		config: c, start: time.Now(), ending: make(chan struct{}), changed: make(chan struct{}), streams: map[*stream]struct{}{}, places: map[string]int{},
 		byPlace: map[string]int{}, issued: map[holder]time.Time{},
@@ -109,6 +116,7 @@ func New(c Config) *Hub {
 	if c.Metrics != nil {
 		h.register(c.Metrics)
 	}
+	c.Ledger.Ask(h.Again)
 	return h
 }
 
@@ -151,19 +159,30 @@ func (h *Hub) Published() time.Time {
 	return h.news
 }
 
+// Ledger returns who is told what agents say of their consumers.
+func (h *Hub) Ledger() *evidence.Ledger { return h.config.Ledger }
+
+// Again has agents say how they are, also those of which nothing has changed: they are sent what they have, and acknowledge it once
+// more. It happens with the next PushCheckpoints, as seldom as that pushes anything.
+func (h *Hub) Again() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.again = true
+}
+
 // PushCheckpoints has checkpoints and mark sent, if they are new. Alone they make an update every 10 s at most, and more
 // seldom where updates are large. It is called every second or so.
 func (h *Hub) PushCheckpoints(now time.Time) {
 	all, mark := h.config.Checkpoints(), h.config.Mark().GetVersion()
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.current == nil || slices.Equal(h.last, all) && h.marked == mark {
+	if h.current == nil || slices.Equal(h.last, all) && h.marked == mark && !h.again {
 		return
 	}
 	if now.Sub(h.pushed) < checkpointTime*time.Duration(1+len(h.current.shared)/checkpointBytes) {
 		return
 	}
-	h.pushed, h.last, h.marked = now, all, mark
+	h.pushed, h.last, h.marked, h.again = now, all, mark, false
 	h.set(&update{h.nextVersion(), h.current.content, h.current.shared})
 }
 

@@ -16,6 +16,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/chancery-project/chancery/api/chanceryv1"
+	"github.com/chancery-project/chancery/csr/evidence"
 )
 
 // Caller is who opened a stream.
@@ -49,7 +50,11 @@ func (h *Hub) Serve(c Caller, g grpc.ServerStream) error {
 	defer over.Stop()
 	ctx, cancel := context.WithCancelCause(g.Context())
 	defer cancel(nil)
-	go func() { cancel(h.receive(s, g)) }() // ends with the stream, at the latest once this function has returned
+	go func() { // ends with the stream, at the latest once this function has returned
+		consumers := h.config.Ledger.Open(c.ID, c.Place, c.Remote)
+		defer consumers.Close()
+		cancel(h.receive(s, consumers, g))
+	}()
 	for {
 		u, changed := h.next(s)
 		if u != nil {
@@ -110,7 +115,7 @@ func (h *Hub) next(s *stream) (*update, <-chan struct{}) {
 }
 
 // receive takes what the agent says until the stream ends.
-func (h *Hub) receive(s *stream, g grpc.ServerStream) error {
+func (h *Hub) receive(s *stream, consumers *evidence.Stream, g grpc.ServerStream) error {
 	pace := rate.NewLimiter(messageRate, messageBurst)
 	told := uint64(0) // the highest version that Seen knows by this stream
 	for {
@@ -123,6 +128,9 @@ func (h *Hub) receive(s *stream, g grpc.ServerStream) error {
 		}
 		if err := h.take(s, m); err != nil {
 			return err
+		}
+		if err := consumers.Say(m.GetConsumers()); err != nil {
+			return status.Error(codes.InvalidArgument, err.Error())
 		}
 		if mark := m.GetDocumentMark(); h.config.Seen != nil && mark.GetVersion() > max(told, h.config.Mark().GetVersion()) {
 			told = mark.GetVersion()
@@ -143,6 +151,9 @@ func (h *Hub) take(s *stream, m *chanceryv1.SyncRequest) error {
 	}
 	if n := len(m.GetDocumentMark().GetMac()); n > maxMark {
 		return status.Errorf(codes.InvalidArgument, "a document's mark has %d bytes; at most %d are read", n, maxMark)
+	}
+	if err := evidence.Check(m.GetConsumers(), time.Now()); err != nil {
+		return status.Error(codes.InvalidArgument, err.Error())
 	}
 	words := m.GetNotEnforcing()
 	if len(words) > maxWords {

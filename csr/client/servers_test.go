@@ -212,8 +212,7 @@ func TestCallsSpread(t *testing.T) {
 	var calls [4]atomic.Int32
 	for i := range calls {
 		addr, _ := w.serve("127.0.0.1:0", func(c *csr.Config) {
-			issuer := c.Issuer
-			c.Issuer = func() (*ca.Issuer, error) { calls[i].Add(1); return issuer() }
+			c.Checkpoints = func() []string { calls[i].Add(1); return nil } // once an answer
 		})
 		addrs = append(addrs, addr)
 	}
@@ -443,17 +442,17 @@ func TestGoAwayIsNoTrouble(t *testing.T) {
 }
 
 // An agent carries the highest mark that any server sent to all the others, so that one whose store was rolled back learns of
-// it; also a mark that came from a server with a later version than those that it talks to now.
+// it, and one that lacks a taint (decision D4); also a mark that came from a server with a later version than those that it talks to now.
 func TestD9AgentsCarryTheHighestMark(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	hub := func(version uint64, seen chan string) *agents.Hub {
 		return agents.New(agents.Config{
 			Mark: func() *chanceryv1.DocumentMark {
-				return &chanceryv1.DocumentMark{Version: version, Mac: fmt.Append(nil, "mac of ", version)}
+				return &chanceryv1.DocumentMark{Version: version, Tainted: version - 1, Mac: fmt.Append(nil, "mac of ", version)}
 			},
 			Seen: func(_ context.Context, m *chanceryv1.DocumentMark) {
-				seen <- fmt.Sprint(m.GetVersion(), " ", string(m.GetMac()))
+				seen <- fmt.Sprint(m.GetVersion(), " ", m.GetTainted(), " ", string(m.GetMac()))
 			},
 		})
 	}
@@ -468,7 +467,7 @@ func TestD9AgentsCarryTheHighestMark(t *testing.T) {
 	w.serve(a, withHub(t, w, hub(1<<32+3, behind)))
 	select {
 	case got := <-behind:
-		if want := fmt.Sprint(uint64(1<<32+7), " mac of ", uint64(1<<32+7)); got != want {
+		if want := fmt.Sprint(uint64(1<<32+7), " ", uint64(1<<32+6), " mac of ", uint64(1<<32+7)); got != want {
 			t.Errorf("the server that is behind is told %q, want %q", got, want)
 		}
 	case <-time.After(20 * time.Second):

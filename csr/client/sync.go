@@ -203,7 +203,7 @@ func (c *Client) seeMark(m *chanceryv1.DocumentMark) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if m.GetVersion() > c.mark.GetVersion() {
-		c.mark = &chanceryv1.DocumentMark{Version: m.GetVersion(), Mac: m.GetMac()}
+		c.mark = &chanceryv1.DocumentMark{Version: m.GetVersion(), Mac: m.GetMac(), Tainted: m.GetTainted()}
 	}
 }
 

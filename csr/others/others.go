@@ -1,11 +1,12 @@
-// Package others owns the bound on calls of gRPC's own services, health and reflection, and of methods that do not exist. They
-// are for anybody, and gRPC reads their messages before it asks us, or without asking.
+// Package others owns the bound on calls that are for anybody: of gRPC's own services, health and reflection, and of methods that do
+// not exist, whose messages gRPC reads before it asks us, or without asking; and of those methods of ours that are open.
 //
-// It refuses nothing of our own methods: who calls them is known before a message is read.
+// It refuses nothing of our other methods: who calls them is known before a message is read.
 package others
 
 import (
 	"context"
+	"slices"
 	"strings"
 
 	"google.golang.org/grpc/codes"
@@ -13,24 +14,33 @@ import (
 	"google.golang.org/grpc/tap"
 )
 
-// Max is how many such calls may be under way in a server.
+// Max is how many such calls may be under way in a server, and how many of open methods.
 const Max = 64
 
-// Bound bounds all calls but those of the services named.
-func Bound(ours ...string) tap.ServerInHandle {
-	slots := make(chan struct{}, Max)
+// Bound bounds all calls but those of our services, and among these those of the methods that are open to anybody. The latter are
+// counted apart, so that neither keeps the other out.
+func Bound(open []string, ours ...string) tap.ServerInHandle {
+	slots, opened := make(chan struct{}, Max), make(chan struct{}, Max)
 	return func(ctx context.Context, info *tap.Info) (context.Context, error) {
+		if slices.Contains(open, info.FullMethodName) {
+			return take(ctx, opened, "%d calls of this method are under way; try again later")
+		}
 		for _, service := range ours {
 			if rest, ok := strings.CutPrefix(info.FullMethodName, "/"+service); ok && strings.HasPrefix(rest, "/") {
 				return ctx, nil
 			}
 		}
-		select {
-		case slots <- struct{}{}:
-			context.AfterFunc(ctx, func() { <-slots })
-			return ctx, nil
-		default:
-			return nil, status.Errorf(codes.ResourceExhausted, "%d calls of health and reflection are under way; try again later", Max)
-		}
+		return take(ctx, slots, "%d calls of health and reflection are under way; try again later")
+	}
+}
+
+// take takes a slot until the call ends.
+func take(ctx context.Context, slots chan struct{}, full string) (context.Context, error) {
+	select {
+	case slots <- struct{}{}:
+		context.AfterFunc(ctx, func() { <-slots })
+		return ctx, nil
+	default:
+		return nil, status.Errorf(codes.ResourceExhausted, full, Max)
 	}
 }

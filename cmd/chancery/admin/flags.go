@@ -1,6 +1,7 @@
 // Package admin owns how a command names the running server that it speaks to over the admin socket (decision D14).
 //
-// It refuses to guess: the socket is given, or the config file of the server that has it.
+// It refuses to guess: the socket is given, or the config file of the server that has it. Only where a command says so, and neither
+// is given, the server of a `chancery dev` is asked if one runs.
 package admin
 
 import (
@@ -19,6 +20,7 @@ import (
 type Flags struct {
 	Config string // file of the server's config
 	Socket string
+	Dev    string // admin socket of `chancery dev`, for a command that may fall back to it; empty: it may not
 }
 
 // Add adds -c and --admin to a command.
@@ -34,16 +36,25 @@ func (f *Flags) AddSocket(cmd *cobra.Command) {
 
 // Call calls f with a connection to the server, and explains what went wrong.
 func (f *Flags) Call(ctx context.Context, patience time.Duration, do func(context.Context, chanceryv1.AdminClient) error) error {
-	socket := f.Socket
-	if socket == "" {
-		if f.Config == "" {
-			return errors.New("which server? Use -c with its config file, or --admin with its admin socket")
-		}
-		s, err := server.Load(f.Config)
-		if err != nil {
-			return err
-		}
-		socket = s.AdminSocket()
+	socket, err := f.socket(ctx)
+	if err != nil {
+		return err
 	}
 	return adminsocket.With(ctx, socket, patience, do)
+}
+
+func (f *Flags) socket(ctx context.Context) (string, error) {
+	switch {
+	case f.Socket != "":
+		return f.Socket, nil
+	case f.Config != "":
+		s, err := server.Load(f.Config)
+		if err != nil {
+			return "", err
+		}
+		return s.AdminSocket(), nil
+	case f.Dev != "" && adminsocket.Probe(ctx, f.Dev) == nil:
+		return f.Dev, nil
+	}
+	return "", errors.New("which server? Use -c with its config file, or --admin with its admin socket")
 }

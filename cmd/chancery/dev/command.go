@@ -63,3 +63,6 @@ func defaultDir() string {
 
 // DefaultSocket is where the agent of a `chancery dev` without --dir serves.
 func DefaultSocket() string { return filepath.Join(defaultDir(), socketName) }
+
+// DefaultAdmin is the admin socket of the server of a `chancery dev` without --dir.
+func DefaultAdmin() string { return filepath.Join(defaultDir(), "admin.sock") }

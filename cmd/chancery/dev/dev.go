@@ -109,7 +109,8 @@ func (d *dev) settings() (*server.Settings, error) {
 	data, err := yaml.Marshal(&server.Config{
 		TrustDomain: domainName, Listen: d.pick(d.flags.listen, d.pickListen), Metrics: d.pick(d.flags.metrics, d.pickMetrics),
 		State: stores.Config{SQLite: "state.db"}, AuditLog: "audit.jsonl", IssuanceLog: "log",
-		Profile: ca.ProfileConfig{DefaultTTL: d.flags.ttl.String(), MaxTTL: ca.DefaultMaxTTL.String()},
+		// No certificate lives longer than was asked for: a rotation waits as long as one can.
+		Profile: ca.ProfileConfig{DefaultTTL: d.flags.ttl.String(), MaxTTL: d.flags.ttl.String()},
 		Clusters: []clusters.Config{{
 			Name: clusterName, Issuer: tokenIssuer, Audiences: []string{"istio-ca", "chancery"}, JWKSFile: "jwks.json",
 		}},
@@ -206,9 +207,12 @@ func (d *dev) sayRenewed(id *trust.Identity) {
 }
 
 func (d *dev) sayReady(settings *server.Settings, took time.Duration) {
-	hint := ""
+	hint, admin := "", ""
 	if !d.isFound() {
 		hint = " --socket " + d.path(socketName)
+	}
+	if settings.AdminSocket() != DefaultAdmin() {
+		admin = " -c " + d.path("server.yaml")
 	}
 	d.say("Agent serves SDS and the SPIFFE Workload API on %s.", d.path(socketName))
 	d.say("Ready after %.1f s. Try, in another shell:", took.Seconds())
@@ -219,6 +223,8 @@ func (d *dev) sayReady(settings *server.Settings, took time.Duration) {
 	d.say("  %s svid fetch%s --write DIR   # as files", name, hint)
 	d.say("  %s status -c %s   # how the server is", name, d.path("server.yaml"))
 	d.say("  %s revoke --dry-run --issued-before 0s -c %s   # what a revocation would mean", name, d.path("server.yaml"))
+	d.say("  %s rotate start --root%s   # replace the root: no restart, no lost connection", name, admin)
+	d.say("  %s rotate status -w%s      # watch that", name, admin)
 	d.say("  tail -f %s   # who got which certificate", settings.AuditLog)
 	d.say("  %s log verify %s   # nothing was changed or left out", name, settings.IssuanceLog)
 	d.say("A token for the Istio API (clusterid: %s) is kept fresh in %s.", clusterName, d.path("token"))

@@ -53,6 +53,7 @@ func (e *exam) readState(ctx context.Context) {
 	e.state = &checkup.State{
 		Time: e.now.UTC(), TrustDomain: c.TrustDomain, Document: &inv.Document, RenewedBy: inv.RenewedBy, MaxTTL: e.settings.MaxTTL().Seconds(),
 		Certs: inv.Certs, Clusters: []checkup.Cluster{}, Keys: e.keys(ctx, doc, td, sealer, inv.Stores),
+		Rotation: checkup.RotationOf(doc.Domains[td.String()]),
 	}
 	if e.state.Certs == nil {
 		e.state.Certs = []checkup.Certificate{}

@@ -76,7 +76,7 @@ const quietFor = 90 * time.Second
 // list asks the server that runs here, or, while none does, reads the store (decision D14).
 func list(ctx context.Context, s *server.Settings) (resp *chanceryv1.ListReplicasResponse, err error) {
 	err = s.EitherWay(ctx, func() error {
-		return direct(ctx, s, func(st *server.Stored, log *audit.Log) error {
+		return s.Direct(ctx, func(st *server.Stored, log *audit.Log) error {
 			if err := log.Append(audit.Record{Event: audit.Admin, Actor: actor(), Detail: "replica list"}); err != nil {
 				return err
 			}
@@ -94,24 +94,9 @@ func list(ctx context.Context, s *server.Settings) (resp *chanceryv1.ListReplica
 	return resp, err
 }
 
-// direct calls f with the store and the audit log, while no server runs here.
-func direct(ctx context.Context, s *server.Settings, f func(*server.Stored, *audit.Log) error) error {
-	st, err := s.OpenState(ctx)
-	if err != nil {
-		return err
-	}
-	defer st.Store.Close()
-	log, err := audit.Open(s.AuditLog)
-	if err != nil {
-		return err
-	}
-	defer log.Close()
-	return f(st, log)
-}
-
 func forget(ctx context.Context, s *server.Settings, name string, out io.Writer) error {
 	err := s.EitherWay(ctx, func() error {
-		return direct(ctx, s, func(st *server.Stored, log *audit.Log) error {
+		return s.Direct(ctx, func(st *server.Stored, log *audit.Log) error {
 			return authority.Forget(ctx, authority.Config{Store: st.Store, Sealer: st.Sealer, Log: log}, actor(), name)
 		})
 	}, func(ctx context.Context, c chanceryv1.AdminClient) error {

@@ -7,97 +7,13 @@ import (
 	"log/slog"
 	"time"
 
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
-
 	"github.com/chancery-project/chancery/api/chanceryv1"
 	"github.com/chancery-project/chancery/ca/audit"
 	"github.com/chancery-project/chancery/ca/authority"
-	"github.com/chancery-project/chancery/ca/backup"
 	"github.com/chancery-project/chancery/ca/keys"
 	"github.com/chancery-project/chancery/ca/store"
 	"github.com/chancery-project/chancery/cmd/chancery/server/adminsocket"
-	"github.com/chancery-project/chancery/cmd/chancery/server/replicas"
-	"github.com/chancery-project/chancery/cmd/chancery/server/report"
-	"github.com/chancery-project/chancery/cmd/chancery/server/revoking"
 )
-
-// adminService answers admin calls.
-type adminService struct {
-	revoking.Desk // answers what is about revocation and agents
-	authority     *authority.Keeper
-	log           *audit.Log
-	report        *report.Reporter
-	replicas      *replicas.Desk
-	export        func(context.Context) ([]byte, error)
-}
-
-// GetAuthorities returns the document's authorities without keys. Who asked goes into the audit log first.
-func (s adminService) GetAuthorities(ctx context.Context, _ *chanceryv1.GetAuthoritiesRequest) (*chanceryv1.GetAuthoritiesResponse, error) {
-	actor, err := adminsocket.ActorOf(ctx)
-	if err != nil {
-		return nil, err
-	}
-	if err := s.log.Append(audit.Record{Event: audit.Admin, Actor: actor, Detail: "authority show"}); err != nil {
-		return nil, status.Error(codes.Unavailable, err.Error())
-	}
-	resp, err := describe(s.authority.Document())
-	if err != nil {
-		return nil, status.Error(codes.Internal, err.Error())
-	}
-	return resp, nil
-}
-
-// ListReplicas returns the servers on the store.
-func (s adminService) ListReplicas(ctx context.Context, q *chanceryv1.ListReplicasRequest) (*chanceryv1.ListReplicasResponse, error) {
-	return s.replicas.List(ctx, q)
-}
-
-// ForgetReplica declares one of them dead.
-func (s adminService) ForgetReplica(ctx context.Context, q *chanceryv1.ForgetReplicaRequest) (*chanceryv1.ForgetReplicaResponse, error) {
-	return s.replicas.Forget(ctx, q)
-}
-
-// ExportState returns an export of the document. Who asked goes into the audit log first.
-func (s adminService) ExportState(ctx context.Context, _ *chanceryv1.ExportStateRequest) (*chanceryv1.ExportStateResponse, error) {
-	actor, err := adminsocket.ActorOf(ctx)
-	if err != nil {
-		return nil, err
-	}
-	if err := s.log.Append(audit.Record{Event: audit.Admin, Actor: actor, Detail: "state export"}); err != nil {
-		return nil, status.Error(codes.Unavailable, err.Error())
-	}
-	data, err := s.export(ctx)
-	if err != nil {
-		return nil, status.Error(codes.Unavailable, err.Error())
-	}
-	return &chanceryv1.ExportStateResponse{Export: data}, nil
-}
-
-// exportPatience is how long an export waits for the store: the server knows the document, too.
-const exportPatience = 5 * time.Second
-
-// exportState makes an export of the document as the store has it; where the store does not answer, or has one that this server
-// refuses, as this server has it.
-func (s *Server) exportState(ctx context.Context) ([]byte, error) {
-	waiting, cancel := context.WithTimeout(ctx, exportPatience)
-	defer cancel()
-	source := backup.FromStore
-	data, version, err := s.store.Load(waiting)
-	if err == nil {
-		err = s.authority.CheckStored(ctx, data, version)
-	}
-	if err != nil {
-		s.logger.Warn("the state is exported from memory: the store does not give the newest document", "reason", err.Error())
-		known := s.authority.Document()
-		source, version = backup.FromServer, known.Version
-		if data, err = known.Encode(s.sealer); err != nil {
-			return nil, err
-		}
-	}
-	out, _, err := backup.Make(data, version, s.sealer, s.settings.place.Replica(), source, time.Now())
-	return out, err
-}
 
 // adminTimeout bounds a call to a running server: an import may wait 10 s for agents.
 const adminTimeout = 30 * time.Second
@@ -168,4 +84,19 @@ func (s *Settings) OpenState(ctx context.Context) (*Stored, error) {
 		return nil, err
 	}
 	return &Stored{st, sealer, data, doc}, nil
+}
+
+// Direct opens the state and calls f with it and the audit log, while no server runs here.
+func (s *Settings) Direct(ctx context.Context, f func(*Stored, *audit.Log) error) error {
+	st, err := s.OpenState(ctx)
+	if err != nil {
+		return err
+	}
+	defer st.Store.Close()
+	log, err := audit.Open(s.AuditLog)
+	if err != nil {
+		return err
+	}
+	defer log.Close()
+	return f(st, log)
 }

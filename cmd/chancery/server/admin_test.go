@@ -19,6 +19,7 @@ import (
 	"github.com/chancery-project/chancery/ca/keys"
 	"github.com/chancery-project/chancery/ca/store"
 	"github.com/chancery-project/chancery/cmd/chancery/server/adminsocket"
+	"github.com/chancery-project/chancery/cmd/chancery/server/answering"
 	"github.com/chancery-project/chancery/sds/socket"
 )
 
@@ -54,7 +55,7 @@ func TestD14AdminSocket(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	admin := adminService{authority: a, log: log}
+	admin := answering.Service{Authority: a, Log: log}
 	for name, ctx := range map[string]context.Context{
 		"another user": peer.NewContext(t.Context(), &peer.Peer{AuthInfo: socket.Info{Peer: socket.Peer{UID: 54321}}}),
 		"nobody":       t.Context(),

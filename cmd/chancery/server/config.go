@@ -9,6 +9,7 @@ import (
 	"github.com/chancery-project/chancery/cmd/chancery/server/keystore"
 	"github.com/chancery-project/chancery/cmd/chancery/server/lifetimes"
 	"github.com/chancery-project/chancery/cmd/chancery/server/parents"
+	"github.com/chancery-project/chancery/cmd/chancery/server/rotating"
 	"github.com/chancery-project/chancery/cmd/chancery/server/stores"
 )
 
@@ -45,6 +46,8 @@ type Config struct {
 	// Lifetimes are those of the root and issuers that the server makes. Not beside Issuer, which brings its own, or Parent,
 	// which has a lifetime of its own.
 	Lifetimes lifetimes.Config `json:"lifetimes,omitzero"`
+	// Rotation says what a rotation of roots and issuers goes by. All fields have defaults.
+	Rotation rotating.Config `json:"rotation,omitzero"`
 	// Profile sets lifetimes and key types of workload certificates. All fields have defaults.
 	Profile ca.ProfileConfig `json:"profile,omitzero"`
 	// Clusters lists whose tokens are accepted. At least one.

@@ -42,7 +42,7 @@ func TestD9ExportOfAnotherHistory(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	out, err := srv.exportState(t.Context())
+	out, err := srv.exporter().Export(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}

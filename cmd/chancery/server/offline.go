@@ -11,8 +11,6 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 
 	"github.com/chancery-project/chancery/api/chanceryv1"
 	"github.com/chancery-project/chancery/ca"
@@ -20,7 +18,6 @@ import (
 	"github.com/chancery-project/chancery/ca/authority"
 	"github.com/chancery-project/chancery/ca/keys"
 	"github.com/chancery-project/chancery/cmd/chancery/process"
-	"github.com/chancery-project/chancery/cmd/chancery/server/adminsocket"
 	"github.com/chancery-project/chancery/cmd/chancery/server/issuance"
 	"github.com/chancery-project/chancery/trust"
 )
@@ -106,42 +103,6 @@ func importIssuer(ctx context.Context, s *Settings, chain []*x509.Certificate) e
 		_, err := c.ImportIssuer(ctx, req)
 		return err
 	})
-}
-
-// RequestIssuer makes the next issuer's key and request. Who asked goes into the audit log.
-func (s adminService) RequestIssuer(ctx context.Context, r *chanceryv1.RequestIssuerRequest) (*chanceryv1.RequestIssuerResponse, error) {
-	actor, err := adminsocket.ActorOf(ctx)
-	if err != nil {
-		return nil, err
-	}
-	der, err := s.authority.Request(ctx, actor, r.GetFresh())
-	if err != nil {
-		return nil, status.Error(codes.FailedPrecondition, err.Error())
-	}
-	return &chanceryv1.RequestIssuerResponse{Request: der}, nil
-}
-
-// ImportIssuer takes the answer to a request into use. Who asked goes into the audit log.
-func (s adminService) ImportIssuer(ctx context.Context, r *chanceryv1.ImportIssuerRequest) (*chanceryv1.ImportIssuerResponse, error) {
-	actor, err := adminsocket.ActorOf(ctx)
-	if err != nil {
-		return nil, err
-	}
-	if n := len(r.GetCertificates()); n > trust.MaxCertificates {
-		return nil, status.Errorf(codes.InvalidArgument, "%d certificates; at most %d are read", n, trust.MaxCertificates)
-	}
-	var chain []*x509.Certificate
-	for i, der := range r.GetCertificates() {
-		cert, err := x509.ParseCertificate(der)
-		if err != nil {
-			return nil, status.Errorf(codes.InvalidArgument, "certificate %d does not parse: %v", i, err)
-		}
-		chain = append(chain, cert)
-	}
-	if err := s.authority.Import(ctx, actor, chain); err != nil {
-		return nil, status.Error(codes.FailedPrecondition, err.Error())
-	}
-	return &chanceryv1.ImportIssuerResponse{}, nil
 }
 
 // readCertificates reads a PEM file of certificates.

@@ -9,6 +9,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/chancery-project/chancery/api/chanceryv1"
+	"github.com/chancery-project/chancery/cmd/chancery/server/answering"
 	"github.com/chancery-project/chancery/sds/socket"
 )
 
@@ -16,7 +17,7 @@ import (
 func TestD14OfflineCalls(t *testing.T) {
 	srv, stop := started(t, "")
 	defer stop()
-	admin := adminService{authority: srv.authority, log: srv.log}
+	admin := answering.Service{Authority: srv.authority, Log: srv.log}
 	as := func(uid uint32) (request, imported error) {
 		ctx := peer.NewContext(t.Context(), &peer.Peer{AuthInfo: socket.Info{Peer: socket.Peer{UID: uid}}})
 		_, request = admin.RequestIssuer(ctx, &chanceryv1.RequestIssuerRequest{})

@@ -1,11 +1,8 @@
 package server
 
 import (
-	"context"
 	"time"
 
-	"github.com/chancery-project/chancery/api/chanceryv1"
-	"github.com/chancery-project/chancery/cmd/chancery/server/adminsocket"
 	"github.com/chancery-project/chancery/cmd/chancery/server/keystore"
 	"github.com/chancery-project/chancery/cmd/chancery/server/report"
 	"github.com/chancery-project/chancery/trust"
@@ -16,21 +13,12 @@ func (s *Server) newReport() *report.Reporter {
 	c := s.settings
 	r := report.Config{
 		Domain: c.domain, MaxTTL: c.profile.MaxTTL(), Plugged: c.Issuer != nil, Parented: c.parent != nil, Ready: s.ready, WasReady: s.wasReady.Load, Authority: s.authority, Health: s.health,
-		Own: s.own, Recent: s.requests.Recent(), Log: s.log, AuditLog: c.AuditLog, Issuance: s.issuance, IssuanceLog: c.IssuanceLog, Crls: s.desk.Status, Store: s.replicas.Status,
+		Own: s.own, Recent: s.requests.Recent(), Log: s.log, AuditLog: c.AuditLog, Issuance: s.issuance, IssuanceLog: c.IssuanceLog, Crls: s.desk.Status, Store: s.replicas.Status, Rotation: s.rotating.Current, Notes: s.notes,
 	}
 	for _, k := range s.clusters {
 		r.Clusters = append(r.Clusters, report.Cluster{Name: k.Name, Ready: k.Ready, WasReady: k.WasReady})
 	}
 	return report.New(r)
-}
-
-// GetStatus returns what the server knows of its health.
-func (s adminService) GetStatus(ctx context.Context, _ *chanceryv1.GetStatusRequest) (*chanceryv1.GetStatusResponse, error) {
-	actor, err := adminsocket.ActorOf(ctx)
-	if err != nil {
-		return nil, err
-	}
-	return s.report.Status(actor)
 }
 
 // RootsFile is where the roots lie for agents.

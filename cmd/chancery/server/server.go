@@ -6,7 +6,6 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
 	"maps"
 	"net"
@@ -30,6 +29,7 @@ import (
 	"github.com/chancery-project/chancery/ca/store"
 	"github.com/chancery-project/chancery/cmd/chancery/process"
 	"github.com/chancery-project/chancery/cmd/chancery/server/adminsocket"
+	"github.com/chancery-project/chancery/cmd/chancery/server/answering"
 	"github.com/chancery-project/chancery/cmd/chancery/server/clusters"
 	"github.com/chancery-project/chancery/cmd/chancery/server/issuance"
 	"github.com/chancery-project/chancery/cmd/chancery/server/keystore"
@@ -37,8 +37,10 @@ import (
 	"github.com/chancery-project/chancery/cmd/chancery/server/replicas"
 	"github.com/chancery-project/chancery/cmd/chancery/server/report"
 	"github.com/chancery-project/chancery/cmd/chancery/server/revoking"
+	"github.com/chancery-project/chancery/cmd/chancery/server/rotating"
 	"github.com/chancery-project/chancery/csr"
 	"github.com/chancery-project/chancery/rotate"
+	"github.com/chancery-project/chancery/rotate/staged"
 	"github.com/chancery-project/chancery/trust"
 )
 
@@ -56,6 +58,9 @@ type Server struct {
 	board     *board.Board // where it tells others on the store how it is
 	replicas  *replicas.Desk
 	desk      *revoking.Desk
+	rotation  *staged.Manager
+	rotating  *rotating.Desk
+	notes     *adminsocket.Notes
 	parent    *parents.Renewer // nil without one
 	clusters  []*clusters.Cluster
 	sampler   *ca.Sampler
@@ -91,16 +96,17 @@ func Open(ctx context.Context, settings *Settings, logger *slog.Logger) (_ *Serv
 	}
 	s.health = keys.NewHealth(keys.HealthConfig{Keys: s.authority.Keys, Logger: logger, Metrics: s.registry})
 	s.desk = revoking.Open(revoking.Config{
-		Domain: settings.domain, Authority: s.authority, Issuance: s.issuance, Board: s.board, Log: s.log, Clusters: slices.Collect(maps.Keys(byName)),
+		Domain: settings.domain, Authority: s.authority, Sealer: s.sealer, Issuance: s.issuance, Board: s.board, Log: s.log, Clusters: slices.Collect(maps.Keys(byName)),
 		ActorOf: adminsocket.ActorOf, Own: s.ownSerial, Logger: logger, Metrics: s.registry,
 	})
+	s.openRotation()
 	s.replicas = replicas.Open(replicas.Config{Place: settings.place, Authority: s.authority, Board: s.board, Log: s.log, ActorOf: adminsocket.ActorOf, Metrics: s.registry})
 	s.sampler = newSampler(s.registry, logger)
 	s.requests = csr.NewMetrics(s.registry)
 	service, err := csr.NewService(csr.Config{
 		Domain: settings.domain, Issuer: s.authority.Issuer, Profile: settings.profile, Clusters: byName, Admission: settings.admission,
 		Log: s.log, Sampler: s.sampler, Logger: logger, Metrics: s.requests,
-		Revocations: s.desk.Revoked, Agents: s.desk.Agents(), Checkpoints: s.desk.Checkpoints,
+		Revocations: s.desk.Revoked, Agents: s.desk.Agents(), Checkpoints: s.desk.Checkpoints, Bundles: s.desk.Bundles(), Tainted: s.desk.Tainted,
 		MaxConnectionAge: settings.connections.MaxAge, DrainDelay: settings.connections.DrainDelay,
 	})
 	if err != nil {
@@ -117,6 +123,25 @@ func Open(ctx context.Context, settings *Settings, logger *slog.Logger) (_ *Serv
 	s.registry.MustRegister(process.Expiries{Help: "Seconds until a certificate of the authority, or the server's own, ends, by certificate.",
 		Name: "chancery_ca_certificate_expiry_seconds", Read: s.expiries})
 	return s, nil
+}
+
+// openRotation comes after the desk that publishes: a rotation goes by what replicas say that they have published.
+func (s *Server) openRotation() {
+	c := s.settings
+	s.rotation = staged.New(staged.Config{
+		Domain: c.domain, Authority: s.authority, Notes: s.board.All, Changed: s.board.Changed, Floor: c.rotation.Readers, LeafTTL: c.profile.MaxTTL(), RootMaxAge: c.rotation.RootMaxAge,
+		Log: s.log, Logger: s.logger, Metrics: s.registry,
+	})
+	s.notes = adminsocket.NewNotes(s.log)
+	s.rotating = rotating.Open(rotating.DeskConfig{Domain: c.domain, Manager: s.rotation, ActorOf: adminsocket.ActorOf, Note: s.notes.Note})
+}
+
+// rootsFile is for agents that are new: missing on a server that is new on a shared store, and other roots after a rotation.
+func (s *Server) rootsFile() rotating.RootsFile {
+	return rotating.RootsFile{
+		Path: s.settings.rootsFile(), Logger: s.logger, Bundle: func() (*trust.Bundle, error) { return s.authority.Document().Bundle(s.settings.domain) },
+		Write: func() error { return s.settings.WriteRoots(s.authority.Document()) },
+	}
 }
 
 // openState opens store, sealing key, audit log and authority; the caller closes s on error.
@@ -150,11 +175,6 @@ func (s *Server) openState(ctx context.Context) (err error) {
 	})
 	if err != nil {
 		return err
-	}
-	if _, err := os.Lstat(c.rootsFile()); errors.Is(err, fs.ErrNotExist) { // as on a server that is new on a shared store
-		if err := c.WriteRoots(s.authority.Document()); err != nil {
-			s.logger.Warn("the file with the roots for agents is missing", "reason", err.Error())
-		}
 	}
 	s.board = board.Open(board.Config{
 		Store: s.store, Sealer: s.sealer, Domain: c.domain, Replica: c.place.Replica(), Format: document.Format, Logger: s.logger,
@@ -310,6 +330,8 @@ func (s *Server) Run(told context.Context, started func()) error {
 	defer context.AfterFunc(told, stop)()
 	g.Go(func() error { return s.authority.Run(ctx) })
 	g.Go(func() error { return s.board.Run(ctx) })
+	g.Go(func() error { return s.rotation.Run(ctx) })
+	g.Go(func() error { return s.rootsFile().Run(ctx) })
 	g.Go(func() error { return s.replicas.Run(ctx) })
 	g.Go(func() error {
 		return s.store.Watch(ctx, func() {
@@ -333,7 +355,7 @@ func (s *Server) Run(told context.Context, started func()) error {
 	}
 	g.Go(func() error { return process.HTTP{Metrics: s.registry, Ready: s.wanted}.Run(ctx, s.metrics) })
 	g.Go(func() error {
-		return adminsocket.Serve(ctx, s.admin, adminService{Desk: *s.desk, authority: s.authority, log: s.log, report: s.report, replicas: s.replicas, export: s.exportState})
+		return adminsocket.Serve(ctx, s.admin, s.service())
 	})
 	g.Go(func() error { return s.reopenLog(ctx) })
 	go s.retryLog(ctx) // not waited for: a write to a disk that hangs does not end
@@ -343,6 +365,15 @@ func (s *Server) Run(told context.Context, started func()) error {
 		return s.grpc.Run(serving, s.listener)
 	})
 	return g.Wait()
+}
+
+// service answers admins.
+func (s *Server) service() answering.Service {
+	return answering.Service{Desk: *s.desk, Rotations: s.rotating, Authority: s.authority, Log: s.log, Report: s.report, Replicas: s.replicas, Export: s.exporter().Export}
+}
+
+func (s *Server) exporter() answering.Exporter {
+	return answering.Exporter{Store: s.store, Authority: s.authority, Sealer: s.sealer, Replica: s.settings.place.Replica(), Logger: s.logger}
 }
 
 // tellAfter is how long a server may be on its way to be ready before the log says what it lacks.

@@ -19,6 +19,7 @@ import (
 	"github.com/chancery-project/chancery/cmd/chancery/server/lifetimes"
 	"github.com/chancery-project/chancery/cmd/chancery/server/names"
 	"github.com/chancery-project/chancery/cmd/chancery/server/parents"
+	"github.com/chancery-project/chancery/cmd/chancery/server/rotating"
 	"github.com/chancery-project/chancery/cmd/chancery/server/stores"
 	queue "github.com/chancery-project/chancery/csr/admission"
 	"github.com/chancery-project/chancery/csr/issuers"
@@ -33,6 +34,7 @@ type Settings struct {
 	profile     *ca.Profile
 	keys        *keystore.Place
 	lifetimes   *lifetimes.Lifetimes
+	rotation    rotating.Times
 	parent      *parents.Place // nil without one
 	grants      map[trust.ID]issuers.Grant
 	admission   queue.Config
@@ -100,6 +102,9 @@ func (s *Settings) parse() (err error) {
 		return err
 	}
 	if s.lifetimes, err = lifetimes.Parse(s.Lifetimes, s.profile.DefaultTTL()); err != nil {
+		return err
+	}
+	if s.rotation, err = rotating.Parse(s.Rotation, s.profile.MaxTTL(), s.lifetimes.Root, s.Issuer != nil || s.Parent != nil); err != nil {
 		return err
 	}
 	if s.admission, err = admission.Parse(s.Admission); err != nil {

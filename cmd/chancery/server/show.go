@@ -3,11 +3,9 @@ package server
 import (
 	"context"
 	"io"
-	"maps"
-	"slices"
 
 	"github.com/chancery-project/chancery/api/chanceryv1"
-	"github.com/chancery-project/chancery/ca/authority"
+	"github.com/chancery-project/chancery/cmd/chancery/server/answering"
 	printed "github.com/chancery-project/chancery/cmd/chancery/server/show"
 )
 
@@ -20,7 +18,7 @@ func show(ctx context.Context, s *Settings, format string, out io.Writer) error 
 			return err
 		}
 		defer st.Store.Close()
-		resp, err = describe(st.Document)
+		resp, err = answering.Describe(st.Document)
 		return err
 	}, func(ctx context.Context, c chanceryv1.AdminClient) (err error) {
 		resp, err = c.GetAuthorities(ctx, &chanceryv1.GetAuthoritiesRequest{})
@@ -30,25 +28,4 @@ func show(ctx context.Context, s *Settings, format string, out io.Writer) error 
 		return err
 	}
 	return printed.Print(out, format, resp)
-}
-
-// describe turns a document into its public form, domains by name.
-func describe(d *authority.Document) (*chanceryv1.GetAuthoritiesResponse, error) {
-	resp := new(chanceryv1.GetAuthoritiesResponse)
-	for _, name := range slices.Sorted(maps.Keys(d.Domains)) {
-		state := d.Domains[name]
-		out := &chanceryv1.DomainAuthorities{TrustDomain: name, Generation: state.Generation}
-		for i := range state.Authorities {
-			a := &state.Authorities[i]
-			cert, err := a.X509()
-			if err != nil {
-				return nil, err
-			}
-			out.Authorities = append(out.Authorities, &chanceryv1.Authority{
-				Id: a.ID, Kind: string(a.Kind), State: string(a.State), Generation: a.Generation, Certificate: cert.Raw,
-			})
-		}
-		resp.Domains = append(resp.Domains, out)
-	}
-	return resp, nil
 }

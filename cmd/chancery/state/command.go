@@ -65,21 +65,13 @@ func exportCommand() *cobra.Command {
 // take returns an export: that of a server that runs here, or, while none does, one made from the store (decision D14).
 func take(ctx context.Context, s *server.Settings, actor string) (out []byte, err error) {
 	err = s.EitherWay(ctx, func() error {
-		st, err := s.OpenState(ctx)
-		if err != nil {
+		return s.Direct(ctx, func(st *server.Stored, log *audit.Log) error {
+			if err := log.Append(audit.Record{Event: audit.Admin, Actor: actor, Detail: "state export"}); err != nil {
+				return err
+			}
+			out, _, err = backup.Make(st.Data, st.Document.Version, st.Sealer, s.Place().Replica(), backup.FromStore, time.Now())
 			return err
-		}
-		defer st.Store.Close()
-		log, err := audit.Open(s.AuditLog)
-		if err != nil {
-			return err
-		}
-		defer log.Close()
-		if err := log.Append(audit.Record{Event: audit.Admin, Actor: actor, Detail: "state export"}); err != nil {
-			return err
-		}
-		out, _, err = backup.Make(st.Data, st.Document.Version, st.Sealer, s.Place().Replica(), backup.FromStore, time.Now())
-		return err
+		})
 	}, func(ctx context.Context, c chanceryv1.AdminClient) error {
 		resp, err := c.ExportState(ctx, new(chanceryv1.ExportStateRequest))
 		out = resp.GetExport()

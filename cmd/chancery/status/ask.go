@@ -99,10 +99,31 @@ func stateOf(r *chanceryv1.GetStatusResponse) (*checkup.State, error) {
 			Certificates: c.GetCertificates(), Agents: c.GetAgents(), Acknowledged: c.GetAcknowledged(), Published: timeOf(c.GetPublished()),
 		}
 	}
+	s.Rotation = rotationOf(r.GetRotation())
 	for _, c := range r.GetClusters() {
 		s.Clusters = append(s.Clusters, checkup.Cluster{Name: c.GetName(), NotReady: c.GetNotReady(), WasReady: c.GetWasReady()})
 	}
 	return s, nil
+}
+
+func rotationOf(r *chanceryv1.Rotation) *checkup.Rotation {
+	if r == nil {
+		return nil
+	}
+	out := &checkup.Rotation{
+		ID: r.GetId(), Kind: r.GetKind(), Reason: r.GetReason(), Started: r.GetStarted().AsTime(), Phase: r.GetPhase(), Since: r.GetSince().AsTime(), Latest: timeOf(r.GetLatest()),
+		Paused: timeOf(r.GetPaused()), PausedBy: r.GetPausedBy(), Back: r.GetBack(), Trouble: r.GetTrouble(), Gates: []checkup.Gate{}, Overrides: []checkup.Override{},
+	}
+	if d := r.GetPhaseEstimate(); d != nil {
+		out.PhaseEstimate = new(d.AsDuration().Seconds())
+	}
+	for _, g := range r.GetGates() {
+		out.Gates = append(out.Gates, checkup.Gate{Name: g.GetName(), Passed: g.GetPassed(), Overridden: g.GetOverridden(), Have: g.GetHave(), Want: g.GetWant(), Waiting: append([]string{}, g.GetWaiting()...)})
+	}
+	for _, o := range r.GetOverrides() {
+		out.Overrides = append(out.Overrides, checkup.Override{Gate: o.GetGate(), Phase: o.GetPhase(), Because: o.GetBecause(), Actor: o.GetActor(), Time: o.GetTime().AsTime()})
+	}
+	return out
 }
 
 func storeOf(r *chanceryv1.GetStatusResponse_Store) *checkup.Store {

@@ -42,6 +42,9 @@ func Print(out io.Writer, s *checkup.State) {
 	if c := s.CRLs; c != nil {
 		printCRLs(say, s.Time, c)
 	}
+	if r := s.Rotation; r != nil {
+		printRotation(say, s.Time, r)
+	}
 	for _, c := range s.Clusters {
 		if c.NotReady == "" {
 			say("cluster %s ready", c.Name)
@@ -60,6 +63,29 @@ func printCRLs(say func(string, ...any), now time.Time, c *checkup.CRLs) {
 	say("revocations %d, of %d certificates, %s%s", c.Revocations, c.Certificates, ends, orError(c.Error))
 	say("agents %d, %d of them have the last roots and CRLs", c.Agents, c.Acknowledged)
 }
+
+// printRotation prints a rotation in short; `chancery rotate status` says more.
+func printRotation(say func(string, ...any), now time.Time, r *checkup.Rotation) {
+	words := fmt.Sprintf("rotation %s of the %s, started %s, in phase %s since %s", r.ID, r.Kind, ago(now, &r.Started), r.Phase, stamp(r.Since))
+	if r.Back {
+		words += ", ROLLED BACK"
+	}
+	if r.Paused != nil {
+		words += ", PAUSED"
+	}
+	for _, g := range r.Gates {
+		if g.Passed {
+			continue
+		}
+		words += ", waits for " + g.Name
+		if g.Want > 0 {
+			words += fmt.Sprintf(" (%d of %d)", g.Have, g.Want)
+		}
+	}
+	say("%s%s", words, orError(r.Trouble))
+}
+
+func stamp(t time.Time) string { return t.UTC().Format(time.RFC3339) }
 
 // printAuthorities prints document, certificates and keys.
 func printAuthorities(say func(string, ...any), s *checkup.State) {

@@ -101,6 +101,12 @@ func TestEveryFieldOfAnAnswerArrives(t *testing.T) {
 				{Name: "ca-4", LogId: 1 << 27, LogSize: -1, Trouble: "changed"},
 			},
 		},
+		Rotation: &chanceryv1.Rotation{
+			Id: "a1", Kind: "root", Reason: "asked", Started: at(time.Hour), Phase: "distribute", Since: at(time.Minute), PhaseEstimate: durationpb.New(time.Minute), Latest: at(-time.Hour),
+			Paused: at(time.Minute), PausedBy: "unix:eve", Back: true, Trouble: "no key",
+			Gates:     []*chanceryv1.Gate{{Name: "replicas", Passed: true}, {Name: "consumers", Have: 1, Want: 2, Waiting: []string{"web"}, Overridden: true}},
+			Overrides: []*chanceryv1.RotationOverride{{Gate: "g", Phase: "p", Because: "b", Actor: "x", Time: at(0)}},
+		},
 		Clusters: []*chanceryv1.GetStatusResponse_Cluster{{Name: "east", WasReady: true}, {Name: "west", NotReady: "no keys"}},
 	})
 	if err != nil {
@@ -116,6 +122,7 @@ func TestEveryFieldOfAnAnswerArrives(t *testing.T) {
 		"renewed by: import", "key of issuer a, token: signs, in 2ms, checked 1 min 0 s ago", "root b, token: DOES NOT SIGN: gone", "issuer c, : not checked yet",
 		"issued 1 in the last minute, 2 in the last hour, 3 since", "refused 10 in the last minute, 25 in", "  BUSY: 10 in", "audit log /a, 5 kB, FAILS: full",
 		"issuance log /l, 9 entries, last checkpoint over 8, made 1 min 0 s ago, FAILS: x, FAILS: y", "revocations 4, of 5 certificates, there are no CRLs, FAILS: z", "agents 7, 6 of them have", "cluster east ready", "cluster west NOT READY",
+		"rotation a1 of the root, started 1 h 0 min ago, in phase distribute since 2026-11-30T11:59:00Z, ROLLED BACK, PAUSED, waits for consumers (1 of 2), FAILS: no key\n",
 		"store postgres, db, confirmed 1 min 0 s ago, FAILS: refused", "restored from an export 1 d 0 h ago, by Alice\uFFFD[2J",
 		"replica ca-1, log 16777216 of 12 entries, this server, works by version 7\n", "replica ca-2, log 33554432, seen 1 min 0 s ago, works by version 6, renews issuers\n",
 		"replica ca-3, log 67108864, never seen, declared dead 1 h 0 min ago\n", "replica ca-4, log 134217728, never seen, CANNOT BE USED: changed\n",
@@ -127,6 +134,10 @@ func TestEveryFieldOfAnAnswerArrives(t *testing.T) {
 	if st := s.Store; st.Kind != "postgres" || st.Replica != "ca-1" || st.Driver != "ca-2" || !st.Changed.Equal(now.Add(-time.Hour)) || st.Replicas[0].LogKey != "k" ||
 		st.Replicas[0].Format != 2 || *st.Replicas[0].LogSize != 12 || st.Replicas[1].LogSize != nil {
 		t.Errorf("store: %+v", st)
+	}
+	if r := s.Rotation; *r.PhaseEstimate != 60 || !r.Latest.Equal(now.Add(time.Hour)) || r.Reason != "asked" || r.PausedBy != "unix:eve" || !r.Gates[1].Overridden || r.Gates[1].Waiting[0] != "web" ||
+		r.Overrides[0] != (checkup.Override{Gate: "g", Phase: "p", Because: "b", Actor: "x", Time: now}) {
+		t.Errorf("rotation: %+v", r)
 	}
 	if c := s.CRLs; c.Off[0] != "no key" || c.Stale[0] != "lacks 3" || !c.Failing.Equal(now.Add(-time.Hour)) || !c.Ends.Equal(now.Add(time.Hour)) || !c.Published.Equal(now.Add(-2*time.Hour)) {
 		t.Errorf("CRLs: %+v", c)

@@ -11,7 +11,6 @@ import (
 	"maps"
 	"os"
 	"slices"
-	"sync"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -26,6 +25,7 @@ import (
 	"github.com/chancery-project/chancery/ca/checkup"
 	"github.com/chancery-project/chancery/ca/issuelog"
 	"github.com/chancery-project/chancery/ca/keys"
+	"github.com/chancery-project/chancery/cmd/chancery/server/adminsocket"
 	"github.com/chancery-project/chancery/csr/tally"
 	"github.com/chancery-project/chancery/trust"
 )
@@ -43,12 +43,14 @@ type Config struct {
 	Own         func() *trust.Identity
 	Recent      *tally.Tally
 	Log         *audit.Log
+	Notes       *adminsocket.Notes
 	AuditLog    string // its file
 	Issuance    *issuelog.Log
 	IssuanceLog string // its folder; empty for none
 	Clusters    []Cluster
 	Crls        func() *chanceryv1.GetStatusResponse_Crls // nil without any
 	Store       func() *chanceryv1.GetStatusResponse_Store
+	Rotation    func() *chanceryv1.Rotation // nil for none under way
 }
 
 // Cluster is a cluster whose tokens are accepted.
@@ -58,30 +60,20 @@ type Cluster struct {
 	WasReady func() bool
 }
 
-// noteEvery is how often an actor who asks again and again gets a line in the audit log.
-const noteEvery = time.Hour
-
 // Reporter answers for a server.
 type Reporter struct {
 	config  Config
 	started time.Time
-
-	mu    sync.Mutex // guards noted
-	noted map[string]time.Time
 }
 
 // New returns a reporter for a server that starts now.
 func New(c Config) *Reporter {
-	return &Reporter{config: c, started: time.Now(), noted: map[string]time.Time{}}
+	return &Reporter{config: c, started: time.Now()}
 }
 
-// Status returns what is known. The actor goes into the audit log (decision D14), but once an hour only, since monitoring
-// asks all day; and without waiting, since a log that cannot be written is among what should be told.
+// Status returns what is known. The actor goes into the audit log (decision D14), once an hour.
 func (r *Reporter) Status(actor string) (*chanceryv1.GetStatusResponse, error) {
-	if r.due(actor) {
-		// What fails here shows in the answer: the log says itself why it cannot be written.
-		_ = r.config.Log.Note(audit.Record{Event: audit.Admin, Actor: actor, Detail: "status (noted once an hour)"})
-	}
+	r.config.Notes.Note(actor, "status")
 	c, now := r.config, time.Now()
 	resp := &chanceryv1.GetStatusResponse{
 		Time: timestamppb.New(now), Started: timestamppb.New(r.started), TrustDomain: c.Domain.String(), NotReady: text(c.Ready()), WasReady: c.WasReady(),
@@ -110,22 +102,13 @@ func (r *Reporter) Status(actor string) (*chanceryv1.GetStatusResponse, error) {
 	if c.Store != nil {
 		resp.Store = c.Store()
 	}
+	if c.Rotation != nil {
+		resp.Rotation = c.Rotation()
+	}
 	for _, k := range c.Clusters {
 		resp.Clusters = append(resp.Clusters, &chanceryv1.GetStatusResponse_Cluster{Name: k.Name, NotReady: text(k.Ready()), WasReady: k.WasReady()})
 	}
 	return resp, nil
-}
-
-// due reports whether an actor should be noted, and takes it down. Actors are few: root and the server's own user.
-func (r *Reporter) due(actor string) bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	last, ok := r.noted[actor]
-	if ok && time.Since(last) < noteEvery {
-		return false
-	}
-	r.noted[actor] = time.Now()
-	return true
 }
 
 // authorities fills in document and certificates, and returns where each key lies.

@@ -21,6 +21,7 @@ import (
 	"github.com/chancery-project/chancery/ca/issuelog"
 	"github.com/chancery-project/chancery/ca/keys"
 	"github.com/chancery-project/chancery/ca/store"
+	"github.com/chancery-project/chancery/cmd/chancery/server/adminsocket"
 	"github.com/chancery-project/chancery/csr/tally"
 	"github.com/chancery-project/chancery/trust"
 )
@@ -61,7 +62,7 @@ func parts(t *testing.T) Config {
 	return Config{
 		Domain: td, MaxTTL: p.MaxTTL(), Ready: func() error { return nil }, WasReady: func() bool { return true }, Authority: keeper, Own: func() *trust.Identity { return nil },
 		Health: keys.NewHealth(keys.HealthConfig{Keys: func() []keys.Watched { return append(keeper.Keys(), gone) }, Logger: slog.New(slog.DiscardHandler), Metrics: prometheus.NewRegistry()}),
-		Recent: tally.New(), Log: log, AuditLog: file, Issuance: issued, IssuanceLog: logDir,
+		Recent: tally.New(), Log: log, Notes: adminsocket.NewNotes(log), AuditLog: file, Issuance: issued, IssuanceLog: logDir,
 	}
 }
 

@@ -1,4 +1,4 @@
-// Package revoking owns what a server does about revocation towards agents and admins: it carries new CRLs, roots and
+// Package revoking owns what a server does about revocation towards agents and admins: it carries new CRLs, signed roots and
 // checkpoints to the agents, and answers the admin calls about revocations and about what agents serve.
 //
 // It refuses to say that something is revoked before it is stored, and to leave out what it does not reach: logs of other
@@ -6,11 +6,14 @@
 package revoking
 
 import (
+	"bytes"
 	"context"
+	"crypto/x509"
 	"fmt"
 	"log/slog"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -24,9 +27,12 @@ import (
 	"github.com/chancery-project/chancery/ca/audit"
 	"github.com/chancery-project/chancery/ca/authority"
 	"github.com/chancery-project/chancery/ca/board"
+	"github.com/chancery-project/chancery/ca/bundles"
 	"github.com/chancery-project/chancery/ca/issuelog"
+	"github.com/chancery-project/chancery/ca/keys"
 	"github.com/chancery-project/chancery/ca/revocation"
 	"github.com/chancery-project/chancery/csr/agents"
+	"github.com/chancery-project/chancery/csr/answers"
 	"github.com/chancery-project/chancery/trust"
 )
 
@@ -34,6 +40,7 @@ import (
 type Config struct {
 	Domain    trust.Domain
 	Authority *authority.Keeper
+	Sealer    *keys.Sealer  // opens the bundle key
 	Issuance  *issuelog.Log // nil without one
 	Board     *board.Board  // where replicas tell each other
 	Log       *audit.Log
@@ -51,6 +58,16 @@ type Desk struct {
 	manager *revocation.Manager
 	hub     *agents.Hub
 	strange *rate.Sometimes // says that a mark is none
+	source  *bundles.Source
+	bundles *answers.Bundles
+	told    *told
+}
+
+// told is what agents were told last.
+type told struct {
+	mu        sync.Mutex // guards both; held while it is passed on
+	lists     *revocation.Lists
+	signature []byte // of the bundle; empty if it was sent without one
 }
 
 const (
@@ -62,7 +79,9 @@ const (
 
 // Open makes a desk. What the document says is refused from here on.
 func Open(c Config) *Desk {
-	d := &Desk{config: c, strange: &rate.Sometimes{Interval: time.Minute}}
+	d := &Desk{config: c, strange: &rate.Sometimes{Interval: time.Minute}, told: new(told)}
+	d.source = bundles.New(bundles.Config{Domain: c.Domain, Authority: c.Authority, Sealer: c.Sealer, Log: c.Log, Logger: c.Logger})
+	d.bundles = answers.NewBundles(answers.Config{Bundle: d.source.Bundle, Signer: d.source.Signer})
 	d.hub = agents.New(agents.Config{Checkpoints: d.Checkpoints, Mark: d.mark, Seen: d.seen, Metrics: c.Metrics})
 	d.manager = revocation.New(revocation.Config{
 		Domain: c.Domain, Authority: c.Authority, Issuance: c.Issuance, Board: c.Board, Logger: c.Logger, Metrics: c.Metrics, Publish: d.publish,
@@ -73,6 +92,15 @@ func Open(c Config) *Desk {
 
 // Revoked returns what is revoked now.
 func (d Desk) Revoked() *revocation.Set { return d.manager.Set() }
+
+// Bundles returns the roots as the bundle key signs them.
+func (d Desk) Bundles() *answers.Bundles { return d.bundles }
+
+// Signer returns what signs bundles, or why nothing does.
+func (d Desk) Signer() (*trust.BundleSigner, error) { return d.source.Signer() }
+
+// Tainted reports whether a certificate's key is that of an authority that is tainted.
+func (d Desk) Tainted(cert *x509.Certificate) bool { return d.source.Tainted(cert) }
 
 // Agents returns who serves Sync.
 func (d Desk) Agents() *agents.Hub { return d.hub }
@@ -96,13 +124,13 @@ func (d Desk) Checkpoints() []string {
 
 // mark is what agents are told of the document, to bring back to any server (decision D9).
 func (d *Desk) mark() *chanceryv1.DocumentMark {
-	version, mac := d.config.Authority.Mark()
-	return &chanceryv1.DocumentMark{Version: version, Mac: mac}
+	version, tainted, mac := d.config.Authority.Mark()
+	return &chanceryv1.DocumentMark{Version: version, Tainted: tainted, Mac: mac}
 }
 
 // seen takes what an agent brought back.
 func (d *Desk) seen(_ context.Context, m *chanceryv1.DocumentMark) {
-	if err := d.config.Authority.CheckMark(m.GetVersion(), m.GetMac()); err != nil {
+	if err := d.config.Authority.CheckMark(m.GetVersion(), m.GetTainted(), m.GetMac()); err != nil {
 		d.strange.Do(func() { // an agent can make up as many as it likes
 			d.config.Logger.Warn("an agent brings a mark of the document that is none", "reason", err.Error())
 		})
@@ -113,29 +141,55 @@ func (d *Desk) seen(_ context.Context, m *chanceryv1.DocumentMark) {
 func (d Desk) Run(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return d.manager.Run(ctx) })
+	g.Go(func() error { return eachSecond(ctx, func() { d.hub.PushCheckpoints(time.Now()) }) })
 	g.Go(func() error {
-		ticker := time.NewTicker(time.Second)
-		defer ticker.Stop()
-		for {
-			d.hub.PushCheckpoints(time.Now())
-			select {
-			case <-ctx.Done():
-				return nil
-			case <-ticker.C:
-			}
-		}
+		return eachSecond(ctx, func() {
+			d.source.Mind(ctx)
+			d.signAnew()
+		})
 	})
 	return g.Wait()
 }
 
+func eachSecond(ctx context.Context, do func()) error {
+	ticker := time.NewTicker(time.Second)
+	defer ticker.Stop()
+	for {
+		do()
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-ticker.C:
+		}
+	}
+}
+
 // publish sends a new state to the agents.
 func (d *Desk) publish(l *revocation.Lists) {
-	m := &chanceryv1.SyncUpdate{
-		Bundle: &chanceryv1.Bundle{TrustDomain: l.Bundle.Domain().String(), Generation: l.Bundle.Generation()}, Crls: l.CRLs, Issuers: l.Issuers,
+	d.told.mu.Lock()
+	defer d.told.mu.Unlock()
+	d.told.lists = l
+	signed, _ := d.bundles.Signed(l.Bundle) // why it is not, the source says
+	d.tell(signed)
+}
+
+// signAnew sends what agents have again, once it can be signed that was not before, or is signed by another key.
+func (d Desk) signAnew() {
+	d.told.mu.Lock()
+	defer d.told.mu.Unlock()
+	if d.told.lists == nil {
+		return
 	}
-	for _, x := range l.Bundle.Roots() {
-		m.Bundle.Roots = append(m.Bundle.Roots, x.Raw)
+	if signed, err := d.bundles.Signed(d.told.lists.Bundle); err == nil && !bytes.Equal(signed.GetSignature(), d.told.signature) {
+		d.tell(signed)
 	}
+}
+
+// tell sends the lists to the agents. Caller holds told's lock.
+func (d Desk) tell(signed *chanceryv1.SignedBundle) {
+	l := d.told.lists
+	d.told.signature = signed.GetSignature()
+	m := &chanceryv1.SyncUpdate{Bundle: answers.Roots(l.Bundle), SignedBundle: signed, Crls: l.CRLs, Issuers: l.Issuers}
 	if err := d.hub.Publish(m); err != nil { // a fault of ours
 		d.config.Logger.Error("agents are not told of roots and CRLs", "reason", err.Error())
 	}

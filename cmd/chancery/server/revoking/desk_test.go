@@ -58,7 +58,7 @@ func start(t *testing.T, dir string, st *store.SQLite, sealer *keys.Sealer, name
 	s := &server{keeper: must(authority.Open(t.Context(), c)), log: issuance}
 	b := board.Open(board.Config{Store: st, Sealer: sealer, Domain: td, Replica: name, Logger: logger})
 	s.Desk = Open(Config{
-		Domain: td, Authority: s.keeper, Issuance: issuance, Board: b, Log: log, Logger: logger, Own: func() string { return "" }, Clusters: []string{"east"},
+		Domain: td, Authority: s.keeper, Sealer: sealer, Issuance: issuance, Board: b, Log: log, Logger: logger, Own: func() string { return "" }, Clusters: []string{"east"},
 		ActorOf: func(context.Context) (string, error) { return "unix:test", nil },
 	})
 	ctx, cancel := context.WithCancel(context.Background())

@@ -1,4 +1,4 @@
-package csr
+package answers
 
 import (
 	"encoding/pem"
@@ -10,42 +10,44 @@ import (
 	"github.com/chancery-project/chancery/trust"
 )
 
-// rendered is what all answers of one issuer share, in the forms that the two APIs send.
-type rendered struct {
+// Chains is what all answers of one issuer share, in the forms that the two APIs send.
+type Chains struct {
 	issuer *ca.Issuer
 	pem    []string // intermediates, one an element; then all roots in one
 	der    [][]byte // intermediates
 	bundle *chanceryv1.Bundle
 }
 
-// renderCache holds the rendering of the issuer of the moment.
-type renderCache struct{ p atomic.Pointer[rendered] }
+// Cache holds the chains of the issuer of the moment. Its zero value is empty.
+type Cache struct{ p atomic.Pointer[Chains] }
 
-func (c *renderCache) of(i *ca.Issuer) *rendered {
+// Of returns the chains of an issuer.
+func (c *Cache) Of(i *ca.Issuer) *Chains {
 	if r := c.p.Load(); r != nil && r.issuer == i {
 		return r
 	}
-	b := i.Bundle()
-	r := &rendered{issuer: i, bundle: &chanceryv1.Bundle{TrustDomain: b.Domain().String(), Generation: b.Generation()}}
+	r := &Chains{issuer: i, bundle: Roots(i.Bundle())}
 	for _, x := range i.Chain() {
 		r.pem = append(r.pem, string(trust.EncodeCertificates(x)))
 		r.der = append(r.der, x.Raw)
 	}
-	r.pem = append(r.pem, string(b.PEM()))
-	for _, x := range b.Roots() {
-		r.bundle.Roots = append(r.bundle.Roots, x.Raw)
-	}
+	r.pem = append(r.pem, string(i.Bundle().PEM()))
 	c.p.Store(r)
 	return r
 }
 
-func (r *rendered) istioChain(leaf []byte) []string {
+// Bundle returns the roots. Callers must not change it.
+func (r *Chains) Bundle() *chanceryv1.Bundle { return r.bundle }
+
+// Istio returns the chain of a leaf in DER as Istio's clients know it: an element for each certificate, the last with all roots.
+func (r *Chains) Istio(leaf []byte) []string {
 	var text strings.Builder
 	text.Grow(64 + len(leaf)*4/3 + len(leaf)/48 + 4)                    // frame, base64, line ends: one allocation instead of five
 	_ = pem.Encode(&text, &pem.Block{Type: "CERTIFICATE", Bytes: leaf}) // a Builder takes everything
 	return append(append(make([]string, 0, len(r.pem)+1), text.String()), r.pem...)
 }
 
-func (r *rendered) nativeChain(leaf []byte) [][]byte {
+// Native returns the chain of a leaf in DER, without the roots.
+func (r *Chains) Native(leaf []byte) [][]byte {
 	return append([][]byte{leaf}, r.der...)
 }

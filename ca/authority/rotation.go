@@ -1,0 +1,227 @@
+package authority
+
+import (
+	"context"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/chancery-project/chancery/ca"
+	"github.com/chancery-project/chancery/ca/audit"
+	"github.com/chancery-project/chancery/ca/authority/held"
+	"github.com/chancery-project/chancery/ca/authority/swap"
+	"github.com/chancery-project/chancery/ca/document"
+	"github.com/chancery-project/chancery/ca/replica"
+)
+
+// This file is what a server does for the rotation that a document has under way. What comes next in it, package rotate/stages decides.
+
+// Staged says that somebody rotates the issuers that are signed here, by policy (package rotate/staged). Without, Run renews them by
+// itself at half of their lives. It is called before Run.
+func (a *Keeper) Staged() { a.staged = true }
+
+// stateOf returns what a document in use has of the trust domain. It must not be changed.
+func (a *Keeper) stateOf(doc *Document) *document.DomainState {
+	if state := doc.Domains[a.config.Domain.String()]; state != nil {
+		return state
+	}
+	return new(document.DomainState)
+}
+
+// leaves reports whether the next issuer is not for mindIssuer to prepare. While a root rotates there can be no rotation of an issuer, and
+// the one in use may not live until its end: then it is renewed as ever.
+func (a *Keeper) leaves(doc *Document) bool {
+	r := a.stateOf(doc).Rotation
+	return a.staged && (r == nil || r.Kind != KindRoot)
+}
+
+// isStray reports whether a prepared issuer is under another root than the active one: it was prepared before a rotation's roots changed
+// places.
+func (a *Keeper) isStray(doc *Document, x *Authority) bool {
+	root, err := doc.Active(a.config.Domain, KindRoot)
+	return err == nil && a.config.Plugged == nil && x.RootID() != "" && x.RootID() != root.ID
+}
+
+// dropStray forgets a prepared issuer that will not sign.
+func (a *Keeper) dropStray(ctx context.Context) error {
+	return a.Drive(ctx, func(next *Document) error {
+		x := next.Prepared(a.config.Domain)
+		if x == nil || !a.isStray(next, x) {
+			return replica.ErrUnchanged
+		}
+		next.DropPrepared(a.config.Domain)
+		return nil
+	})
+}
+
+// MakeSuccessors makes what a rotation in its first phase leads to, and enters it into the document in one change: a root with an issuer
+// under it, or an issuer under the active root. Each has a new key. Nothing happens if the rotation is over, or has them. A
+// crash on the way leaves the document as it was.
+func (a *Keeper) MakeSuccessors(ctx context.Context, rotation string) error {
+	r := a.stateOf(a.Document()).Rotation
+	if r == nil || r.ID != rotation || r.ToIssuer != "" {
+		return nil
+	}
+	root, issuer, err := a.newSuccessors(ctx, r)
+	if err == nil {
+		err = a.addSuccessors(ctx, rotation, root, issuer)
+	}
+	if err != nil && !errors.Is(err, replica.ErrNotDriver) && ctx.Err() == nil {
+		a.making.Store(&err) // another server may be able to
+		return err
+	}
+	a.making.Store(nil)
+	return err
+}
+
+// newSuccessors makes keys and certificates. The root's key type and life are those of `authority init`.
+func (a *Keeper) newSuccessors(ctx context.Context, r *document.Rotation) (root, issuer *document.Made, err error) {
+	c := a.config
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("making the successor: %w", err)
+		}
+	}()
+	if r.Kind == KindIssuer {
+		cert, key, err := a.held.NewIssuer(ctx, a.Document(), c.IssuerTTL)
+		if err != nil {
+			a.dropMade(ctx, key)
+			return nil, nil, err
+		}
+		return nil, &document.Made{Key: key, Certificate: cert}, nil
+	}
+	rootKey, err := held.Generate(ctx, c.Keys, c.KeyType)
+	if err != nil {
+		return nil, nil, err
+	}
+	issuerKey, err := held.Generate(ctx, c.Keys, ca.IssuerType(c.KeyType))
+	if err != nil {
+		a.dropMade(ctx, rootKey)
+		return nil, nil, err
+	}
+	made, err := ca.Create(ctx, ca.CreateConfig{
+		Domain: c.Domain, KeyType: c.KeyType, LogID: a.LogID(), Log: c.Log, Requester: audit.Requester{Method: "rotation " + r.ID, User: r.Actor},
+		RootKey: rootKey.Signer, IssuerKey: issuerKey.Signer, RootTTL: c.RootTTL, IssuerTTL: c.IssuerTTL,
+	})
+	if err != nil {
+		a.dropMade(ctx, rootKey, issuerKey)
+		return nil, nil, err
+	}
+	return &document.Made{Key: rootKey, Certificate: made.Root}, &document.Made{Key: issuerKey, Certificate: made.Issuer}, nil
+}
+
+// addSuccessors enters them, if they pass the checks of every issuer. Keys that no document can name are deleted.
+func (a *Keeper) addSuccessors(ctx context.Context, rotation string, root, issuer *document.Made) error {
+	td, tried := a.config.Domain, false
+	err := a.Drive(ctx, func(next *Document) error {
+		state := next.State(td)
+		r := state.Rotation
+		if r == nil || r.ID != rotation || r.Phase != document.PhasePrepare || r.ToIssuer != "" {
+			return replica.ErrUnchanged // it was ended, or another one was faster
+		}
+		if root == nil && a.isOther(next, issuer.Certificate) {
+			return errors.New("the active root has changed meanwhile")
+		}
+		if err := next.AddSuccessors(td, a.config.Sealer, root, issuer); err != nil {
+			return err
+		}
+		tried = true
+		return a.held.Try(ctx, next, state.Get(KindIssuer, r.ToIssuer))
+	})
+	if now := a.stateOf(a.Document()).Get(KindIssuer, fmt.Sprintf("%x", issuer.Certificate.SubjectKeyId)); now == nil && (!tried || err == nil) {
+		keys := []Key{issuer.Key}
+		if root != nil {
+			keys = append(keys, root.Key)
+		}
+		a.dropMade(ctx, keys...)
+	}
+	return err
+}
+
+func (a *Keeper) isOther(doc *Document, issuer *x509.Certificate) bool {
+	root, err := doc.Active(a.config.Domain, KindRoot)
+	return err != nil || document.RootOf([]*x509.Certificate{issuer}) != root.ID
+}
+
+// dropMade deletes keys from the key store that were made for nothing.
+func (a *Keeper) dropMade(ctx context.Context, made ...Key) {
+	for _, key := range made {
+		if key.Ref == "" {
+			continue
+		}
+		if err := a.config.Keys.Delete(context.WithoutCancel(ctx), key.Ref); err != nil {
+			a.config.Logger.Warn("key of an authority that was not taken is not deleted", "key", key.Ref, "reason", err.Error())
+		}
+	}
+}
+
+// Rotatable returns why this server cannot make another root or, under the one that there is, another issuer, and what to do instead;
+// nil if it can.
+func (a *Keeper) Rotatable(kind document.AuthorityKind) error {
+	root, err := a.Document().Active(a.config.Domain, KindRoot)
+	switch {
+	case err != nil:
+		return err
+	case a.config.Plugged != nil && kind == KindRoot:
+		return fmt.Errorf("the issuer is plugged in from %s, so its root is rotated by changing the files there, and the server follows: %s", a.config.Plugged.Dir, swap.Steps)
+	case a.config.Plugged != nil:
+		return fmt.Errorf("the issuer is plugged in from %s: put the next one, under the same root, there; it is used once every server and its agents have its CRL", a.config.Plugged.Dir)
+	case root.HasKey():
+		return nil
+	case kind == KindRoot:
+		return errors.New("the root's key is kept elsewhere, so that its successor can only be made there. To change the root: (1) make one with its issuer " +
+			"where keys are kept (`chancery ceremony`); (2) plug both in by files (`issuer` in the config), beside the old root, by the steps of docs/config.md. " +
+			"To renew the issuer alone: `chancery authority csr` and `chancery authority import`")
+	case a.config.Parented:
+		return errors.New("the issuer is renewed by a parent (`parent` in the config), which is asked in time; there is nothing to rotate here")
+	}
+	return held.ErrOffline
+}
+
+// maxStale is how long a replica may lack the store's word that its document is the newest, until it must not sign what could outlive
+// its root (decision D4).
+const maxStale = 30 * time.Second
+
+// cut is an issuer that signs nothing beyond a time.
+type cut struct {
+	of    *ca.Issuer
+	until time.Time
+	as    *ca.Issuer
+}
+
+// bounded returns an issuer as it may be used now. One that the store has not confirmed for a while may be of a root that leaves the
+// bundle, without this replica having heard of it: what it signs must have ended by then (decision D4).
+func (a *Keeper) bounded(i *ca.Issuer, now time.Time) (*ca.Issuer, error) {
+	confirmed, _ := a.Fresh()
+	if now.Sub(confirmed) <= maxStale {
+		return i, nil
+	}
+	state := a.stateOf(a.Document())
+	r := state.Rotation
+	if r == nil || r.FromRoot == "" || r.Phase != document.PhasePrepare && r.Phase != document.PhaseDistribute {
+		return i, nil
+	}
+	if x := state.Get(KindIssuer, i.SKI()); x == nil || x.RootID() != r.FromRoot {
+		return i, nil
+	}
+	if left := r.NotBefore.Sub(now); left < a.least() {
+		return nil, fmt.Errorf("%w: the store has not confirmed since %s that this server knows the newest authority document, and root %s, which it signs under, may leave the bundle from %s on",
+			ca.ErrNotReady, confirmed.UTC().Format(time.RFC3339), r.FromRoot, r.NotBefore.UTC().Format(time.RFC3339))
+	}
+	if have := a.cut.Load(); have != nil && have.of == i && have.until.Equal(r.NotBefore) {
+		return have.as, nil
+	}
+	next := &cut{i, r.NotBefore, i.Until(r.NotBefore)}
+	a.cut.Store(next)
+	return next.as, nil
+}
+
+// least is the life that a leaf should have at least: with less it would have ended before its successor is there.
+func (a *Keeper) least() time.Duration {
+	least := time.Minute
+	for _, p := range a.config.Profiles {
+		least = min(least, p.DefaultTTL()/10)
+	}
+	return least
+}

@@ -1,0 +1,63 @@
+package document
+
+import (
+	"crypto/x509"
+	"errors"
+	"fmt"
+
+	"github.com/chancery-project/chancery/ca/keys"
+	"github.com/chancery-project/chancery/trust"
+)
+
+// This file brings what a rotation leads to into the document. All of it is prepared: it signs nothing but CRLs, until package
+// rotate/stages says so.
+
+// Made is an authority that is to enter the document: its certificate, those between it and its root, and its key.
+type Made struct {
+	Key         Key
+	Certificate *x509.Certificate
+	Chain       []*x509.Certificate
+}
+
+// AddSuccessors enters the root and the issuer that the rotation under way leads to; each is nil if it is not made, or is there already. The
+// bundle's generation grows, also for an issuer alone: its CRL is part of what consumers must have before it signs (decision D22).
+func (d *Document) AddSuccessors(td trust.Domain, s *keys.Sealer, root, issuer *Made) error {
+	state := d.State(td)
+	r := state.Rotation
+	switch {
+	case r == nil:
+		return errors.New("no rotation is under way")
+	case root != nil && r.ToRoot != "" || issuer != nil && r.ToIssuer != "":
+		return fmt.Errorf("rotation %s has its successor already", r.ID)
+	}
+	if root != nil {
+		if err := d.add(td, KindRoot, StatePrepared, root.Key, s, root.Certificate); err != nil {
+			return err
+		}
+		r.ToRoot = state.Authorities[len(state.Authorities)-1].ID
+	} else {
+		state.Generation++
+	}
+	if issuer == nil {
+		return nil
+	}
+	if err := d.add(td, KindIssuer, StatePrepared, issuer.Key, s, issuer.Certificate, issuer.Chain...); err != nil {
+		return err
+	}
+	r.ToIssuer = state.Authorities[len(state.Authorities)-1].ID
+	return nil
+}
+
+// Renewed notes that one issuer took the place of another under the same root while a rotation is under way from that root, or to it.
+func (s *DomainState) Renewed(old, now string) {
+	a, b, r := s.Get(KindIssuer, old), s.Get(KindIssuer, now), s.Rotation
+	if r == nil || r.Kind != KindRoot || b == nil || a != nil && a.RootID() != b.RootID() {
+		return
+	}
+	switch old {
+	case r.FromIssuer:
+		r.FromIssuer = now
+	case r.ToIssuer:
+		r.ToIssuer = now
+	}
+}

@@ -1,0 +1,244 @@
+// Package rotate owns `chancery rotate`: what an admin asks a running server about the rotation of its root and issuers, and how the
+// answer is said.
+//
+// It decides nothing, and refuses to make a gate look passed that was overridden, or a rotation done that was taken back.
+package rotate
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/chancery-project/chancery/api/chanceryv1"
+	"github.com/chancery-project/chancery/cmd/chancery/admin"
+	"github.com/chancery-project/chancery/cmd/chancery/process"
+	"github.com/chancery-project/chancery/cmd/chancery/server/rotating"
+)
+
+// patience is how long the server may take: a change is a write to the store, tried again after a conflict.
+const patience = 30 * time.Second
+
+// common are the flags of each subcommand.
+type common struct {
+	server admin.Flags
+	format string
+}
+
+func (c *common) add(cmd *cobra.Command, formats string) {
+	c.server.Add(cmd)
+	cmd.Flags().StringVarP(&c.format, "output", "o", "text", formats)
+}
+
+func (c *common) check() error { return process.CheckFormat(c.format, "text", "json") }
+
+// ask asks the server, and names the subcommand in what goes wrong.
+func (c *common) ask(ctx context.Context, name string, do func(context.Context, chanceryv1.AdminClient) error) error {
+	if err := c.check(); err != nil {
+		return err
+	}
+	if err := c.server.Call(ctx, patience, do); err != nil {
+		return fmt.Errorf("rotate %s: %w", name, err)
+	}
+	return nil
+}
+
+// Command returns `chancery rotate`. Dev is the admin socket of `chancery dev`, which is asked if it answers and no server is named.
+func Command(dev string) *cobra.Command {
+	cmd := &cobra.Command{
+		Use: "rotate", Short: "Replace the root or the issuer, with evidence that everybody follows", Args: process.Group, RunE: process.Help,
+		Long: "Replaces the root, with the issuer under it, or the issuer alone, in phases: prepare, distribute, activate, reissue, retire.\n" +
+			"Each phase ends once its gates have passed: servers and consumers have said that they are ready for the next one. Nothing is\n" +
+			"restarted, and no connection is lost. docs/rotation.md says what each gate waits for, and what to do if it waits for long.",
+	}
+	for _, make := range []func(*common) *cobra.Command{planCommand, startCommand, statusCommand, overrideCommand} {
+		cmd.AddCommand(make(&common{server: admin.Flags{Dev: dev}}))
+	}
+	for _, c := range changes {
+		cmd.AddCommand(changeCommand(&common{server: admin.Flags{Dev: dev}}, c.name, c.short, c.long))
+	}
+	return cmd
+}
+
+// what are the flags that say what shall be rotated.
+type what struct {
+	root, issuer bool
+	reason       string
+}
+
+func (w *what) add(cmd *cobra.Command) {
+	cmd.Flags().BoolVar(&w.root, "root", false, "the root, and the issuer under it")
+	cmd.Flags().BoolVar(&w.issuer, "issuer", false, "the issuer, under the same root")
+	cmd.Flags().StringVar(&w.reason, "reason", "", "compromised: the key may be known to others, so that what is under it is taken out as fast as can be")
+}
+
+// request checks what was asked for.
+func (w *what) request() (*chanceryv1.StartRotationRequest, error) {
+	q := &chanceryv1.StartRotationRequest{Kind: "root", Reason: w.reason}
+	switch {
+	case w.root == w.issuer:
+		return nil, errors.New("what? Use either --root (the root, and the issuer under it) or --issuer (under the same root)")
+	case w.reason != "" && w.reason != rotating.Compromised:
+		return nil, fmt.Errorf("--reason %q is not known; use %s, or leave it out", w.reason, rotating.Compromised)
+	case w.issuer:
+		q.Kind = "issuer"
+	}
+	return q, nil
+}
+
+func planCommand(c *common) *cobra.Command {
+	var w what
+	cmd := &cobra.Command{
+		Use: "plan --root|--issuer [--reason compromised] -c FILE|--admin SOCKET", Short: "Say what a rotation would do, and how long it may take", Args: process.NoArgs,
+		Long: "Prints the phases of a rotation, what each waits for and how long it may take with the lifetimes that there are. It changes nothing.",
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			q, err := w.request()
+			if err != nil {
+				return fmt.Errorf("rotate plan: %w", err)
+			}
+			var resp *chanceryv1.PlanRotationResponse
+			err = c.ask(cmd.Context(), "plan", func(ctx context.Context, a chanceryv1.AdminClient) (err error) {
+				resp, err = a.PlanRotation(ctx, q)
+				return err
+			})
+			if err != nil {
+				return err
+			}
+			return printPlan(cmd.OutOrStdout(), c.format, q, resp)
+		},
+	}
+	w.add(cmd)
+	c.add(cmd, "text or json")
+	return cmd
+}
+
+func startCommand(c *common) *cobra.Command {
+	var w what
+	cmd := &cobra.Command{
+		Use: "start --root|--issuer [--reason compromised] -c FILE|--admin SOCKET", Short: "Start a rotation", Args: process.NoArgs,
+		Long: "Starts a rotation and returns at once; `chancery rotate status -w` watches it. Look at `chancery rotate plan` first. There is one at a\n" +
+			"time. With --reason compromised the predecessor is tainted: nothing brings it back, and what it signed is replaced before its time.",
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			q, err := w.request()
+			if err != nil {
+				return fmt.Errorf("rotate start: %w", err)
+			}
+			var resp *chanceryv1.RotationStatus
+			err = c.ask(cmd.Context(), "start", func(ctx context.Context, a chanceryv1.AdminClient) (err error) {
+				resp, err = a.StartRotation(ctx, q)
+				return err
+			})
+			if err != nil {
+				return err
+			}
+			return printChanged(cmd.OutOrStdout(), c.format, "started", resp)
+		},
+	}
+	w.add(cmd)
+	c.add(cmd, "text or json")
+	return cmd
+}
+
+// changes are the subcommands that change a rotation and need no more than its ID.
+var changes = []struct{ name, short, long string }{
+	{"pause", "Let no gate of the rotation pass", "Lets no gate pass until `chancery rotate resume`: the rotation stays in its phase. Certificates are issued and renewed as ever."},
+	{"resume", "Let the gates of a paused rotation pass again", "Ends a pause: gates that have passed meanwhile count at once."},
+	{"abort", "Give a rotation up before its successor signs", "Gives a rotation up in phase prepare or distribute: the successor leaves, and all is as before. Later there is `chancery rotate rollback`."},
+	{"rollback", "Go back to the predecessor", "Goes back to the predecessor: in prepare and distribute as `abort`; in activate and reissue the predecessor signs again and the\n" +
+		"successor is taken out by the same phases. Not in retire, when the predecessor is not trusted any more, and never to one that is\n" +
+		"tainted: there, start another rotation once this one is done."},
+}
+
+// target are the flags and the argument that name a change.
+type target struct{ rotation, gate, because string }
+
+func (t *target) add(cmd *cobra.Command) {
+	cmd.Flags().StringVar(&t.rotation, "rotation", "", "ID of the rotation that is meant; another one is not touched (default: the one under way)")
+}
+
+func changeCommand(c *common, name, short, long string) *cobra.Command {
+	var t target
+	cmd := &cobra.Command{
+		Use: name + " -c FILE|--admin SOCKET", Short: short, Long: long, Args: process.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return c.change(cmd, name, t) },
+	}
+	t.add(cmd)
+	c.add(cmd, "text or json")
+	return cmd
+}
+
+func overrideCommand(c *common) *cobra.Command {
+	var t target
+	cmd := &cobra.Command{
+		Use: "override GATE --because TEXT -c FILE|--admin SOCKET", Short: "Let a gate pass without its evidence", Args: process.OneArg,
+		Long: "Lets a gate of the phase pass though not all is there that it waits for: replicas, consumers, readers or stragglers, as\n" +
+			"`chancery rotate status` shows them. Who is waited for may refuse others, or be refused, until it has caught up. It counts for this\n" +
+			"phase only, and goes with its reason into the audit log and into the authority document. docs/rotation.md says what each risks.",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			t.gate = args[0]
+			if err := rotating.CheckBecause(t.because); err != nil {
+				return fmt.Errorf("rotate override: %w", err)
+			}
+			return c.change(cmd, "override", t)
+		},
+	}
+	t.add(cmd)
+	cmd.Flags().StringVar(&t.because, "because", "", "why, for those who read the audit log")
+	c.add(cmd, "text or json")
+	return cmd
+}
+
+// change asks for a change of the rotation under way: of that very one, also if it ends and another begins meanwhile.
+func (c *common) change(cmd *cobra.Command, name string, t target) error {
+	var resp *chanceryv1.RotationStatus
+	err := c.ask(cmd.Context(), name, func(ctx context.Context, a chanceryv1.AdminClient) (err error) {
+		q := &chanceryv1.ChangeRotationRequest{Change: name, Gate: t.gate, Because: t.because, Rotation: t.rotation}
+		if q.Rotation == "" {
+			if resp, err = a.GetRotation(ctx, new(chanceryv1.GetRotationRequest)); err != nil {
+				return err
+			}
+			q.Rotation = resp.GetRotation().GetId() // empty if there is none: the server says so
+		}
+		resp, err = a.ChangeRotation(ctx, q)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	return printChanged(cmd.OutOrStdout(), c.format, name, resp)
+}
+
+func statusCommand(c *common) *cobra.Command {
+	var watch bool
+	cmd := &cobra.Command{
+		Use: "status [-w] -c FILE|--admin SOCKET", Short: "Show the rotation under way, and what it waits for", Args: process.NoArgs,
+		Long: "Prints the phase of the rotation under way, its gates, who they wait for and why, and when it ends at the latest; or, if none is\n" +
+			"under way, how the last ones ended.\n\n" +
+			"With -w it goes on until the rotation ends: on a terminal as a table that is drawn anew, else a line for each change (with -o json\n" +
+			"an object). Exit code then: 0 done, or no rotation was ever started; 2 aborted or rolled back; 1 the server could not be asked, or\n" +
+			"it was interrupted. If none is under way, it is that of the last one.",
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if watch {
+				return c.watch(cmd.Context(), cmd.OutOrStdout())
+			}
+			resp, err := c.status(cmd.Context())
+			if err != nil {
+				return err
+			}
+			return printStatus(cmd.OutOrStdout(), c.format, resp)
+		},
+	}
+	cmd.Flags().BoolVarP(&watch, "watch", "w", false, "go on until the rotation ends")
+	c.add(cmd, "text or json (with -w: one object a line)")
+	return cmd
+}
+
+func (c *common) status(ctx context.Context) (resp *chanceryv1.RotationStatus, err error) {
+	err = c.ask(ctx, "status", func(ctx context.Context, a chanceryv1.AdminClient) (err error) {
+		resp, err = a.GetRotation(ctx, new(chanceryv1.GetRotationRequest))
+		return err
+	})
+	return resp, err
+}

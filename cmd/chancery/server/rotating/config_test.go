@@ -1,0 +1,34 @@
+package rotating
+
+import (
+	"strings"
+	"testing"
+	"time"
+)
+
+func TestParse(t *testing.T) {
+	for _, tc := range []struct {
+		in        Config
+		elsewhere bool
+		want      Times
+		error     string
+	}{
+		{in: Config{}},
+		{in: Config{}, elsewhere: true},
+		{in: Config{"4h", "0s"}, want: Times{RootMaxAge: 4 * time.Hour}},
+		{in: Config{"500h", "168h"}, error: "rotation.rootMaxAge: 500h0m0s is below 676h0m0s"},
+		{in: Config{"", "168h"}, elsewhere: true, want: Times{Readers: 168 * time.Hour}},
+		{in: Config{"3h", ""}, error: "rotation.rootMaxAge: 3h0m0s is below 4h0m0s"},
+		{in: Config{"43800h", ""}, want: Times{RootMaxAge: 43800 * time.Hour}},
+		{in: Config{"43801h", ""}, error: "rotation.rootMaxAge: 43801h0m0s is above 43800h0m0s"},
+		{in: Config{"4h", ""}, elsewhere: true, error: "the root is kept elsewhere"},
+		{in: Config{"", "169h"}, error: "rotation.readers: 169h0m0s is above 168h0m0s"},
+		{in: Config{"5y", ""}, error: `rotation.rootMaxAge: "5y" is not a duration`},
+		{in: Config{"", "-1s"}, error: "rotation.readers: -1s is negative"},
+	} {
+		got, err := Parse(tc.in, time.Hour, 87600*time.Hour, tc.elsewhere)
+		if (err == nil) != (tc.error == "") || err != nil && !strings.Contains(err.Error(), tc.error) || err == nil && got != tc.want {
+			t.Errorf("%+v: got %+v and %v, want %+v and %q", tc.in, got, err, tc.want, tc.error)
+		}
+	}
+}

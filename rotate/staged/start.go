@@ -1,0 +1,199 @@
+package staged
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/chancery-project/chancery/ca/authority/swap"
+	"github.com/chancery-project/chancery/ca/document"
+	"github.com/chancery-project/chancery/ca/replica"
+	"github.com/chancery-project/chancery/rotate/stages"
+)
+
+// This file starts rotations, and has what admins change in one that is under way.
+
+// Start starts a rotation that somebody asks for. It can be called on any server.
+func (m *Manager) Start(ctx context.Context, actor string, kind document.AuthorityKind, reason document.Reason) error {
+	if reason != document.ReasonAsked && reason != document.ReasonCompromised {
+		return fmt.Errorf("a rotation is asked for with the reason %q or none, not %.40q", document.ReasonCompromised, reason)
+	}
+	return m.start(ctx, m.config.Authority.Change, stages.Request{Kind: kind, Reason: reason, Actor: actor}, nil)
+}
+
+// changer is one of the ways to change the document.
+type changer func(ctx context.Context, f func(next *document.Document) error) error
+
+// start tries a start on a copy, notes it, and stores it. Also does more to the same document.
+func (m *Manager) start(ctx context.Context, change changer, q stages.Request, also func(next *document.Document) error) error {
+	c, now := m.config, time.Now()
+	var id [8]byte
+	rand.Read(id[:])
+	q.ID = hex.EncodeToString(id[:])
+	do := func(d *document.Document) error {
+		if err := stages.Start(d, c.Domain, q, now); err != nil || also == nil {
+			return err
+		}
+		return also(d)
+	}
+	if err := m.refusal(q.Kind, q.Reason); err != nil {
+		return err
+	}
+	if err := do(c.Authority.Document().Clone()); err != nil {
+		return err
+	}
+	if err := m.note(q.Actor, fmt.Sprintf("rotate start: rotation %s of the %s, reason %s", q.ID, q.Kind, q.Reason)); err != nil {
+		return err
+	}
+	if err := change(ctx, do); err != nil {
+		return err
+	}
+	m.poke()
+	return nil
+}
+
+// refusal says why a rotation cannot be made here, and what to do instead.
+func (m *Manager) refusal(kind document.AuthorityKind, reason document.Reason) error {
+	if reason == document.ReasonCompromised {
+		kind = document.KindRoot
+	}
+	if reason == document.ReasonFiles || kind != document.KindRoot && kind != document.KindIssuer {
+		return nil
+	}
+	return m.config.Authority.Rotatable(kind)
+}
+
+// Change is what an admin changes in a rotation that is under way.
+type Change struct {
+	What     string // "pause", "resume", "abort", "rollback" or "override"
+	Gate     string // of override
+	Because  string // of override
+	Rotation string // its ID; empty: whichever is under way
+}
+
+// Change makes a change that somebody asks for. It can be called on any server.
+func (m *Manager) Change(ctx context.Context, actor string, c Change) error {
+	td, now := m.config.Domain, time.Now()
+	do := func(d *document.Document) error {
+		r := d.Rotating(td)
+		if r == nil {
+			return errors.New("no rotation is under way")
+		}
+		if c.Rotation != "" && c.Rotation != r.ID {
+			return fmt.Errorf("rotation %.40q is not the one under way, which is %s", c.Rotation, r.ID)
+		}
+		switch c.What {
+		case "pause":
+			return stages.Pause(d, td, actor, now)
+		case "resume":
+			return stages.Resume(d, td, actor, now)
+		case "abort":
+			return stages.Abort(d, td, actor, now)
+		case "rollback":
+			return stages.Rollback(d, td, actor, now)
+		case "override":
+			return stages.Override(d, td, document.Override{Gate: c.Gate, Because: c.Because, Actor: actor}, now)
+		}
+		return fmt.Errorf("change %.40q is not known: pause, resume, abort, rollback or override", c.What)
+	}
+	try := m.config.Authority.Document().Clone()
+	if err := do(try); err != nil {
+		return err
+	}
+	c.Rotation = m.config.Authority.Document().Rotating(td).ID // what was tried, and no other
+	detail := fmt.Sprintf("rotate %s: rotation %s", c.What, c.Rotation)
+	if c.What == "override" {
+		detail = fmt.Sprintf("rotate override: gate %s of rotation %s, because %q", c.Gate, c.Rotation, c.Because)
+	}
+	if err := m.note(actor, detail); err != nil {
+		return err
+	}
+	if err := m.config.Authority.Change(ctx, do); err != nil {
+		return err
+	}
+	m.poke()
+	return nil
+}
+
+// begin starts what files or the policy ask for, while no rotation is under way.
+func (m *Manager) begin(ctx context.Context, doc *document.Document, now time.Time) error {
+	set, step, err := m.config.Authority.Swap(now)
+	if err != nil {
+		return err
+	}
+	if set != nil {
+		return m.beginByFiles(ctx, doc, step, swap.ID(set.Chain[0]))
+	}
+	kind, why := m.due(doc, now)
+	if why == "" {
+		return nil
+	}
+	err = m.start(ctx, m.config.Authority.Drive, stages.Request{Kind: kind, Reason: document.ReasonPolicy, Actor: "policy"}, nil)
+	if err == nil {
+		m.config.Logger.Info("a rotation was started by policy", "kind", string(kind), "reason", why)
+	}
+	return err
+}
+
+// beginByFiles starts the rotation to a root that was added to plugged-in files. Their issuer is the active one by then.
+func (m *Manager) beginByFiles(ctx context.Context, doc *document.Document, step swap.Step, issuer string) error {
+	m.hint(step.Hint)
+	using, err := doc.Active(m.config.Domain, document.KindIssuer)
+	if step.Kind != swap.Add || err != nil || using.ID != issuer {
+		return err
+	}
+	q := stages.Request{Kind: document.KindRoot, Reason: document.ReasonFiles, Actor: "files"}
+	err = m.start(ctx, m.config.Authority.Drive, q, func(next *document.Document) error {
+		if b, err := next.Bundle(m.config.Domain); err != nil || slices.ContainsFunc(b.Roots(), step.Root.Equal) {
+			return cmp.Or(err, replica.ErrUnchanged) // by another one's files, meanwhile
+		}
+		return next.AddSuccessors(m.config.Domain, nil, &document.Made{Certificate: step.Root}, nil)
+	})
+	if err == nil {
+		m.config.Logger.Info("the issuer files have a root more: a rotation to it begins", "root", swap.ID(step.Root))
+	}
+	return err
+}
+
+// due says what the policy rotates now, and why; empty: nothing.
+func (m *Manager) due(doc *document.Document, now time.Time) (document.AuthorityKind, string) {
+	c := m.config
+	if c.Authority.Rotatable(document.KindIssuer) != nil {
+		return "", ""
+	}
+	root, err := doc.Active(c.Domain, document.KindRoot)
+	if err != nil {
+		return "", ""
+	}
+	if cert, err := root.X509(); err == nil && c.RootMaxAge > 0 && now.Sub(cert.NotBefore) >= c.RootMaxAge && !m.rests(doc, document.KindRoot, now, 24*time.Hour) {
+		return document.KindRoot, fmt.Sprintf("root %s is older than %s", root.ID, c.RootMaxAge)
+	}
+	issuer, err := doc.Active(c.Domain, document.KindIssuer)
+	if err != nil || issuer.Ended(now) { // what has ended is renewed at once, by the authority
+		return "", ""
+	}
+	cert, err := issuer.X509()
+	if err != nil {
+		return "", ""
+	}
+	life := cert.NotAfter.Sub(cert.NotBefore)
+	if now.Sub(cert.NotBefore) > life/2 && !m.rests(doc, document.KindIssuer, now, min(time.Hour, life/8)) {
+		return document.KindIssuer, fmt.Sprintf("issuer %s is past half of its life", issuer.ID)
+	}
+	return "", ""
+}
+
+// rests reports whether somebody ended a rotation of a kind before its time a while ago: the policy leaves them some time.
+func (m *Manager) rests(doc *document.Document, kind document.AuthorityKind, now time.Time, long time.Duration) bool {
+	for _, p := range doc.Domains[m.config.Domain.String()].Past {
+		if p.Kind == kind && p.Outcome != stages.OutcomeDone && now.Sub(p.Ended) < long {
+			return true
+		}
+	}
+	return false
+}

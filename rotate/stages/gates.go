@@ -1,0 +1,354 @@
+package stages
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/chancery-project/chancery/ca"
+	"github.com/chancery-project/chancery/ca/board"
+	"github.com/chancery-project/chancery/ca/document"
+	"github.com/chancery-project/chancery/trust"
+)
+
+// Names of gates. Those that Risk knows can be overridden.
+const (
+	GateSuccessor  = "successor"  // there are keys and certificates to go on with
+	GateReplicas   = "replicas"   // each replica works by the document in which the phase began
+	GateConsumers  = "consumers"  // everybody who was handed a certificate has what the phase asks for, or holds no valid one any more
+	GateReaders    = "readers"    // those who only read roots have had the time for it
+	GateStragglers = "stragglers" // certificates have ended that replicas may have signed which nobody can ask any more
+	GateWait       = "wait"       // certificates have ended that servers which were cut off may have signed
+	GateFiles      = "files"      // plugged-in files have left the predecessor out
+)
+
+// maxWaiting bounds the words of a gate.
+const maxWaiting = 20
+
+// Gate is what a phase waits for. Have and Want are for people; a set that is empty passes a gate, never a sum.
+type Gate struct {
+	Name       string
+	Passed     bool
+	Overridden bool
+	Have, Want uint64
+	Waiting    []string  // who or what is missing, and why; some of them
+	Until      time.Time // when it passes at the latest by itself, if nothing changes; zero: not known
+}
+
+// Gates returns the gates of the phase that the rotation of a trust domain is in; none without one.
+func Gates(d *document.Document, td trust.Domain, e Evidence, now time.Time) []Gate {
+	v := look(d, td, e, now)
+	if v == nil {
+		return nil
+	}
+	return v.gates()
+}
+
+// gates returns all that must have passed before the next phase.
+func (v *view) gates() []Gate {
+	var all []Gate
+	switch v.r.Phase {
+	case document.PhasePrepare:
+		all = []Gate{v.successor()}
+	case document.PhaseDistribute:
+		all = []Gate{v.successor(), v.replicas(), v.consumers(), v.readers(), v.stragglers()}
+	case document.PhaseActivate:
+		all = []Gate{v.successor(), v.replicas()}
+	case document.PhaseReissue:
+		all = []Gate{v.successor(), v.consumers(), v.stragglers(), v.wait(), v.files()}
+	case document.PhaseRetire:
+		all = []Gate{v.replicas(), v.consumers(), v.stragglers()}
+	default: // of a version to come
+		all = []Gate{{Name: GateSuccessor, Waiting: []string{fmt.Sprintf("phase %.40q is not known to this version", v.r.Phase)}}}
+	}
+	all = slices.DeleteFunc(all, func(g Gate) bool { return g.Name == "" })
+	for i := range all {
+		g := &all[i]
+		if !g.Passed && v.overridden(g.Name) {
+			g.Passed, g.Overridden = true, true
+		}
+		if more := len(g.Waiting) - maxWaiting; more > 0 {
+			g.Waiting = append(g.Waiting[:maxWaiting:maxWaiting], fmt.Sprintf("and %d more", more))
+		}
+	}
+	return all
+}
+
+// overridden reports whether somebody's word stands for a gate. It stands for one phase, and not for the same one after a rollback or a
+// restore.
+func (v *view) overridden(gate string) bool {
+	return slices.ContainsFunc(v.r.Overrides, func(o document.Override) bool {
+		return o.Gate == gate && o.Phase == v.r.Phase && !o.Time.Before(v.r.Since) && Risk(o.Phase, gate) != ""
+	})
+}
+
+// lacksSuccessor reports whether something must be made, or come, before the successor can be distributed.
+func (v *view) lacksSuccessor() bool {
+	root := v.r.Kind == document.KindRoot && v.s.Get(document.KindRoot, v.r.ToRoot) == nil
+	return root || v.r.Reason != document.ReasonFiles && v.s.Get(document.KindIssuer, v.r.ToIssuer) == nil
+}
+
+// successor is a gate only while something is amiss: what is to follow must be there, untainted, and from the phase activate on in use.
+func (v *view) successor() Gate {
+	g := Gate{Name: GateSuccessor}
+	root, issuer := v.s.Get(document.KindRoot, v.r.ToRoot), v.s.Get(document.KindIssuer, v.r.ToIssuer)
+	files := v.r.Reason == document.ReasonFiles
+	active := v.r.Phase == document.PhaseActivate || v.r.Phase == document.PhaseReissue
+	switch {
+	case v.r.Kind != document.KindRoot && v.r.Kind != document.KindIssuer:
+		g.Waiting = []string{fmt.Sprintf("a rotation of kind %.40q is not known to this version", v.r.Kind)}
+	case v.r.Kind == document.KindRoot && root == nil:
+		g.Waiting = []string{"the new root is not made yet"}
+	case issuer == nil && files && v.r.Phase == document.PhaseDistribute:
+		g.Waiting = []string{"once everybody trusts the new root: change certificate and key of the issuer in the plugged-in files to those under it"}
+	case issuer == nil && !(files && v.r.Phase == document.PhasePrepare):
+		g.Waiting = []string{"the new issuer is not made yet"}
+	case issuer != nil && v.r.Kind == document.KindRoot && issuer.RootID() != root.ID:
+		g.Waiting = []string{fmt.Sprintf("issuer %s is not under root %s", issuer.ID, root.ID)}
+	case root != nil && root.Tainted != nil || issuer != nil && issuer.Tainted != nil:
+		g.Waiting = []string{"the successor is tainted itself"}
+	case active && (issuer.State != document.StateActive || root != nil && root.State != document.StateActive):
+		g.Waiting = []string{fmt.Sprintf("issuer %s is not the one in use", issuer.ID)}
+	default:
+		return Gate{}
+	}
+	return g
+}
+
+// note returns the note of a replica; nil if there is none.
+func (v *view) note(replica string) *board.Note {
+	for i := range v.e.Notes {
+		if v.e.Notes[i].Replica == replica {
+			return &v.e.Notes[i]
+		}
+	}
+	return nil
+}
+
+// replicas waits until each that lives works by the document in which the phase began (decision D4).
+func (v *view) replicas() Gate {
+	g := Gate{Name: GateReplicas}
+	for _, l := range v.d.Live() {
+		g.Want++
+		if n := v.note(l.Replica); n == nil {
+			g.Waiting = append(g.Waiting, fmt.Sprintf("replica %s has not written a note yet", l.Replica))
+		} else if n.Acknowledged < v.r.Version {
+			g.Waiting = append(g.Waiting, fmt.Sprintf("replica %s works by version %d of the document; the phase began with %d", l.Replica, n.Acknowledged, v.r.Version))
+		} else {
+			g.Have++
+		}
+	}
+	g.Passed = g.Want > 0 && g.Have == g.Want // a document without replicas is none that anybody works by
+	return g
+}
+
+// vouches reports whether a note's sets are about what this phase asks for. What was learnt before its version was taken over is in
+// them, and whoever was served later got what that version has.
+func (v *view) vouches(n *board.Note) bool {
+	return n != nil && n.Acknowledged >= v.r.Version && n.Evidence.Goal.Equal(v.goal)
+}
+
+// consumers waits until nobody is behind by any note that vouches, and each live replica has one. Notes of the dead count as well: what
+// they say stays true. A consumer counts until the last certificate ends that it may hold (decisions D1, D2).
+func (v *view) consumers() Gate {
+	g := Gate{Name: GateConsumers}
+	silent := false
+	for _, l := range v.d.Live() {
+		if n := v.note(l.Replica); !v.vouches(n) {
+			silent = true
+			g.Waiting = append(g.Waiting, fmt.Sprintf("replica %s has not said yet who is behind", l.Replica))
+		} else {
+			g.Want += n.Evidence.Total
+		}
+	}
+	behind := v.behind()
+	for _, b := range behind {
+		if g.Until = later(g.Until, b.Until.Add(skew)); silent {
+			g.Until = time.Time{}
+		}
+	}
+	n := uint64(len(behind))
+	g.Want = max(g.Want, n)
+	g.Have = g.Want - n
+	g.Waiting = append(g.Waiting, v.words(behind)...)
+	g.Passed = !silent && n == 0 && len(v.d.Live()) > 0
+	return g
+}
+
+// behind joins the sets of those notes that vouch.
+func (v *view) behind() map[uint64]board.Behind {
+	all := map[uint64]board.Behind{}
+	voices := v.voices()
+	for _, n := range voices {
+		for _, b := range n.Evidence.Behind {
+			if have, is := all[b.Consumer]; v.now.Before(b.Until.Add(skew)) && (!is || b.Until.After(have.Until)) {
+				all[b.Consumer] = b
+			}
+		}
+	}
+	for _, n := range voices {
+		for _, c := range n.Evidence.Settled {
+			delete(all, c)
+		}
+	}
+	return all
+}
+
+// voices returns the notes that vouch, of replicas that are listed.
+func (v *view) voices() []*board.Note {
+	var all []*board.Note
+	names := map[string]bool{}
+	for _, l := range v.d.Logs {
+		if n := v.note(l.Replica); !names[l.Replica] && v.vouches(n) {
+			all = append(all, n)
+		}
+		names[l.Replica] = true
+	}
+	return all
+}
+
+// words says who is behind, those with words first.
+func (v *view) words(behind map[uint64]board.Behind) []string {
+	why := map[uint64]string{}
+	for _, n := range v.voices() {
+		for _, l := range n.Evidence.Sample {
+			why[l.Consumer] = fmt.Sprintf("%s: %s", l.Name, l.Why)
+		}
+	}
+	var named, rest []string
+	for _, c := range slices.SortedFunc(maps.Keys(behind), func(a, b uint64) int {
+		return cmp.Or(behind[a].Until.Compare(behind[b].Until), cmp.Compare(a, b))
+	}) {
+		if w := why[c]; w != "" {
+			named = append(named, fmt.Sprintf("%s (counts until %s)", w, stamp(behind[c].Until)))
+		} else {
+			rest = append(rest, fmt.Sprintf("consumer %016x (counts until %s)", c, stamp(behind[c].Until)))
+		}
+	}
+	return append(named, rest...)
+}
+
+func stamp(t time.Time) string { return t.UTC().Format(time.RFC3339) }
+
+func later(a, b time.Time) time.Time {
+	if b.After(a) {
+		return b
+	}
+	return a
+}
+
+// readers waits for those who read roots and cannot say so, from when the last replica had the new ones to give (decision D3).
+func (v *view) readers() Gate {
+	if v.e.Floor <= 0 {
+		return Gate{}
+	}
+	g := Gate{Name: GateReaders}
+	if v.r.Spread.IsZero() {
+		g.Waiting = []string{fmt.Sprintf("those who only read roots need %s from when each replica has them", v.e.Floor)}
+		return g
+	}
+	g.Until = v.r.Spread.Add(v.e.Floor)
+	if g.Passed = !v.now.Before(g.Until); !g.Passed {
+		g.Waiting = []string{"those who only read roots are given until " + stamp(g.Until)}
+	}
+	return g
+}
+
+// stragglers waits for what dead replicas may have signed for consumers whom nobody else knows (decision D2). One whose note
+// vouches has said all: whom it served later was given what the phase asks for.
+func (v *view) stragglers() Gate {
+	g := Gate{Name: GateStragglers, Passed: true}
+	names := map[string]bool{}
+	for _, l := range v.d.Live() {
+		names[l.Replica] = true
+	}
+	for i := range v.d.Logs {
+		l := &v.d.Logs[i]
+		if l.DeclaredDead == nil {
+			continue
+		}
+		until, why := v.straggles(l, names[l.Replica])
+		if !v.now.Before(until) {
+			continue
+		}
+		g.Passed, g.Until = false, later(g.Until, until)
+		g.Waiting = append(g.Waiting, fmt.Sprintf("replica %s was declared dead; %s until %s", l.Replica, why, stamp(until)))
+	}
+	if g.Passed {
+		return Gate{}
+	}
+	return g
+}
+
+// straggles returns until when certificates may be valid that a dead replica signed. A paused one may wake, and sign by the document
+// that it knew: no longer than that document's earliest end of the old root, which was a window ahead at most (decision D4).
+func (v *view) straggles(dead *document.LogState, followed bool) (until time.Time, why string) {
+	n, at := v.note(dead.Replica), dead.DeclaredDead.Add(settled)
+	woken := at.Add(window(v.e.LeafTTL) + skew)
+	switch {
+	case followed: // the note is that of a live replica of its name, which has taken over what its own said
+		return woken, "should it live, what it signs is valid"
+	case v.vouches(n):
+		return time.Time{}, ""
+	case n == nil && v.e.LeafTTL <= 0:
+		return at.Add(ca.LeafTTLLimit + skew), "it left no note, and certificates of it may be valid"
+	case n == nil:
+		return later(at.Add(v.e.LeafTTL+skew), woken), "it left no note, and certificates of it may be valid"
+	}
+	return later(n.Evidence.Ahead.Add(skew), woken), "certificates of it that nobody else knows may be valid"
+}
+
+// wait keeps the root until nothing is valid that a server may have signed under it which the store did not confirm (decision D4).
+func (v *view) wait() Gate {
+	if v.r.Kind != document.KindRoot {
+		return Gate{}
+	}
+	g := Gate{Name: GateWait, Until: v.r.NotBefore.Add(skew)}
+	if g.Passed = !v.now.Before(g.Until); !g.Passed {
+		g.Waiting = []string{"a server that was cut off may have signed under the old root until " + stamp(g.Until)}
+	}
+	return g
+}
+
+// files waits for the last step of a change of plugged-in files (decision D7).
+func (v *view) files() Gate {
+	if v.r.Reason != document.ReasonFiles {
+		return Gate{}
+	}
+	g := Gate{Name: GateFiles, Passed: !slices.Contains(v.e.Files, v.r.FromRoot)}
+	if !g.Passed {
+		g.Waiting = []string{"take the old root out of the plugged-in files: root " + v.r.FromRoot}
+	}
+	return g
+}
+
+// Risk says what an admin risks who overrides a gate in a phase; empty where that cannot be.
+func Risk(p document.Phase, gate string) string {
+	retire := "some keep trusting the old root; nothing fails"
+	return map[document.Phase]map[string]string{
+		document.PhaseDistribute: {
+			GateReplicas:   "servers that are behind hand out roots without the new one, and whoever has only those refuses the new certificates",
+			GateConsumers:  "those that are behind refuse certificates under the new root, or issuer",
+			GateReaders:    "readers of roots that are behind refuse certificates under the new root",
+			GateStragglers: "those that only a dead server knew may refuse certificates under the new root, or issuer",
+		},
+		document.PhaseActivate: {GateReplicas: "servers that are behind go on to sign under the old root, or issuer; their certificates are refused once that is retired"},
+		document.PhaseReissue: {
+			GateConsumers:  "those that are behind present certificates that everybody refuses from then on",
+			GateStragglers: "those that only a dead server knew may present certificates that everybody refuses from then on",
+		},
+		document.PhaseRetire: {GateReplicas: retire, GateConsumers: retire, GateStragglers: retire},
+	}[p][gate]
+}
+
+// active returns the active authority of a kind; nil if there is none.
+func (v *view) active(kind document.AuthorityKind) *document.Authority {
+	for i := range v.s.Authorities {
+		if a := &v.s.Authorities[i]; a.Kind == kind && a.State == document.StateActive {
+			return a
+		}
+	}
+	return nil
+}

@@ -7,29 +7,60 @@ import (
 	"github.com/chancery-project/chancery/trust"
 )
 
+// Unfit is the error of a bundle that the SVID in use does not verify against.
+type Unfit struct{ err error }
+
+// Error says why.
+func (u *Unfit) Error() string {
+	return "the SVID in use does not verify against the new roots: " + u.err.Error()
+}
+
+// Unwrap returns the details.
+func (u *Unfit) Unwrap() error { return u.err }
+
 // Adopt takes over the roots and CRLs of the trust domain as they are now; they show with the SVID as one snapshot. It
-// refuses a bundle that the SVID in use does not verify against (invariant 7).
+// refuses, by an *Unfit, a bundle that the SVID in use does not verify against (invariant 7), and by a *trust.Older one that has
+// been replaced.
 //
 // CRLs under which the SVID itself would be refused, though it is on none, are out of date and would cut peers off:
 // Envoy refuses every leaf of an issuer without a current CRL once it has any. They are kept, and shown as soon as they
 // fit. An SVID that is on them is replaced as soon as the server gives another; until then it stays.
-func (k *Keeper) Adopt(b *trust.Bundle) error {
+func (k *Keeper) Adopt(b *trust.Bundle) error { return k.adopt(b, false) }
+
+// Enforce is Adopt for roots that do not vouch for the SVID in use any more, by the word of the authority and not of a server alone:
+// that of a root that is tainted, say (decision D6). It works for no peer that knows, and must not keep us from knowing.
+func (k *Keeper) Enforce(b *trust.Bundle) error { return k.adopt(b, true) }
+
+func (k *Keeper) adopt(b *trust.Bundle, enforce bool) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if b.Domain() != k.config.ID.Domain() {
 		return fmt.Errorf("the bundle is of %s; expected %s", b.Domain(), k.config.ID.Domain())
 	}
+	if b.Generation() < k.roots && k.works() {
+		return k.older(b)
+	}
 	if k.current == nil {
-		k.adopted = b
+		k.adopted, k.roots = b, b.Generation()
 		return nil
 	}
 	next, err := k.current.WithBundle(b, time.Now())
-	if err != nil {
-		return fmt.Errorf("the SVID in use does not verify against the new roots: %w", err)
+	if err != nil && !enforce {
+		return &Unfit{err}
 	}
-	k.adopted = b
+	if err != nil {
+		next = k.current
+	}
+	k.adopted, k.roots = b, b.Generation()
 	k.swap(next, b)
 	return nil
+}
+
+// works reports whether there is an SVID that has not ended. mu is held.
+func (k *Keeper) works() bool { return k.current != nil && time.Now().Before(k.current.NotAfter()) }
+
+func (k *Keeper) older(b *trust.Bundle) error {
+	return trust.NewOlder(fmt.Sprintf("the roots are of generation %d of the bundle; those of generation %d are there already", b.Generation(), k.roots))
 }
 
 // Withheld says why CRLs that were adopted are not shown; "" if they are, or if there are none.
@@ -39,19 +70,30 @@ func (k *Keeper) Withheld() string {
 	return k.withheld
 }
 
-// newest returns the bundle to show with a new SVID: the one that came with it, or the adopted one if that is newer; a
-// change of roots can overtake an answer. CRLs are always the adopted ones. mu is held.
-func (k *Keeper) newest(next *trust.Identity) *trust.Bundle {
-	if k.adopted == nil {
-		return next.Bundle
-	}
-	if k.adopted.Generation() > next.Bundle.Generation() {
-		if _, err := next.WithBundle(k.adopted, time.Now()); err == nil {
-			return k.adopted
+// newest returns the bundle to show with a new SVID: the newer of that which came with it and the one that there is; a change of
+// roots can overtake an answer. An SVID that only roots vouch for which have been replaced is refused: a server that was asleep
+// signed it (decision D4). mu is held.
+//
+// Roots of an answer are shown under the generation that Adopt took last, 0 before: what stands for a generation are its roots and
+// its CRLs, and an answer has none of those (decision D22).
+func (k *Keeper) newest(next *trust.Identity) (*trust.Bundle, error) {
+	from := next.Bundle.Generation()
+	if k.adopted != nil && from <= k.roots {
+		_, err := next.WithBundle(k.adopted, time.Now())
+		switch {
+		case err == nil:
+			return k.adopted, nil
+		case from < k.roots && k.works():
+			return nil, fmt.Errorf("the answer is refused: %w", k.older(next.Bundle))
 		}
 	}
-	k.adopted = next.Bundle.WithCRLs(k.adopted.CRLs())
-	return k.adopted
+	if k.adopted == nil {
+		k.adopted = next.Bundle.WithGeneration(0)
+	} else {
+		k.adopted = next.Bundle.WithGeneration(k.adopted.Generation()).WithCRLs(k.adopted.CRLs())
+	}
+	k.roots = from
+	return k.adopted, nil
 }
 
 // look brings what is shown in line with the time. mu is not held.

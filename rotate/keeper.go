@@ -65,7 +65,8 @@ type Keeper struct {
 	mu       sync.Mutex // guards all below; they change together
 	current  *trust.Identity
 	changed  chan struct{}     // closed when current is replaced
-	adopted  *trust.Bundle     // last that Adopt took; nil before the first
+	adopted  *trust.Bundle     // the newest roots, with the CRLs and under the generation that Adopt took last; nil before the first
+	roots    uint64            // the generation that those roots are of
 	reported *x509.Certificate // leaf that was found to be revoked last
 	withheld string            // why the adopted CRLs are not in current's bundle; "" if they are, or there are none
 }
@@ -143,11 +144,15 @@ func (k *Keeper) renew(ctx context.Context) (*trust.Identity, error) {
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	b, err := k.newest(next)
+	if err != nil {
+		return nil, err
+	}
 	select {
 	case <-k.revoked: // that was the one before
 	default:
 	}
-	return k.swap(next, k.newest(next)), nil
+	return k.swap(next, b), nil
 }
 
 func (k *Keeper) logFailure(err error, wait time.Duration) {

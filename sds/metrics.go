@@ -13,6 +13,7 @@ type Metrics struct {
 	nacks    *prometheus.CounterVec // by resource kind
 	unknown  *prometheus.CounterVec // by resource kind
 	refusals *prometheus.CounterVec // by reason
+	kept     *prometheus.CounterVec // by reason
 }
 
 // NewMetrics registers the server's metrics; with a nil registerer they are counted, but shown nowhere.
@@ -30,6 +31,7 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 		acks:     counter("acks_total", "Responses that a proxy acknowledged, by API.", "api"),
 		nacks:    counter("nacks_total", "Resources that a proxy rejected, by kind of resource.", "resource"),
 		unknown:  counter("unknown_names_total", "Resources asked for that do not exist for the caller, by kind of name.", "resource"),
+		kept:     counter("svids_kept_back_total", "Times that a proxy was not sent its new SVID yet, by reason (order, disk).", "reason"),
 		refusals: counter("attestation_failures_total", "Callers that were refused, by reason.", "reason"),
 	}
 }

@@ -14,6 +14,7 @@ import (
 type pump struct {
 	server *Server
 	source Source
+	sub    *subscription
 	waiter wake.Waiter
 
 	mu   sync.Mutex          // held for a whole turn, sending included: one response is out before the next is made
@@ -35,6 +36,7 @@ func (p *pump) turn(request func() error) error {
 	if err := p.push(view); err != nil {
 		return err
 	}
+	p.server.observe(p.sub, view)
 	p.server.wakes.Wait(&p.waiter, changed)
 	return nil
 }
@@ -47,6 +49,7 @@ func (p *pump) end() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.push = nil
+	p.sub.unsettled(0)
 	p.server.wakes.Leave(&p.waiter)
 }
 

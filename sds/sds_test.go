@@ -819,7 +819,7 @@ func TestBoundsOfWhatAStreamLeaves(t *testing.T) {
 
 	sub := new(subscription)
 	for range maxInflight + 10 {
-		sub.launch(nil, 1)
+		sub.launch(nil, new(View))
 	}
 	want(t, "responses without an answer", len(sub.inflight), maxInflight)
 }

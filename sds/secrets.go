@@ -2,6 +2,9 @@ package sds
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
@@ -13,6 +16,7 @@ import (
 	rpcstatus "google.golang.org/genproto/googleapis/rpc/status"
 
 	"github.com/chancery-project/chancery/sds/secret"
+	"github.com/chancery-project/chancery/sds/view"
 )
 
 // typeURL is the one type of resource that is served.
@@ -47,6 +51,7 @@ func (s *secretService) StreamSecrets(stream secretv3.SecretDiscoveryService_Str
 		return err
 	}
 	return follow(stream, sub.pump, handle, func(v *View) error {
+		s.prepare(sub, v)
 		d := s.compare(sub, v)
 		s.reportAbsent(sub, d.absent)
 		// What is only pending is waited for; see View.Identities.
@@ -59,7 +64,7 @@ func (s *secretService) StreamSecrets(stream secretv3.SecretDiscoveryService_Str
 			VersionInfo: versionOf(d.full),
 			Resources:   secretsOf(d.full),
 			TypeUrl:     typeURL,
-			Nonce:       sub.launch(d.full, v.Generation),
+			Nonce:       sub.launch(d.full, v),
 		})
 	})
 }
@@ -83,6 +88,7 @@ func (s *secretService) DeltaSecrets(stream secretv3.SecretDiscoveryService_Delt
 		return sub.update(s.Server, r.GetResourceNamesSubscribe(), r.GetResourceNamesUnsubscribe(), r.GetInitialResourceVersions())
 	}
 	return follow(stream, sub.pump, handle, func(v *View) error {
+		s.prepare(sub, v)
 		for {
 			d := s.compare(sub, v)
 			s.reportAbsent(sub, d.absent)
@@ -93,7 +99,7 @@ func (s *secretService) DeltaSecrets(stream secretv3.SecretDiscoveryService_Delt
 				SystemVersionInfo: versionOf(d.full),
 				TypeUrl:           typeURL,
 				RemovedResources:  append(d.removed, d.absent...),
-				Nonce:             sub.launch(d.changed, v.Generation),
+				Nonce:             sub.launch(d.changed, v),
 			}
 			for _, r := range d.changed {
 				resp.Resources = append(resp.Resources, &discoveryv3.Resource{Name: r.Name, Version: r.Version, Resource: r.Packed})
@@ -116,12 +122,15 @@ func (s *secretService) FetchSecrets(ctx context.Context, r *discoveryv3.Discove
 		return nil, err
 	}
 	sub := &subscription{api: APIStateOfTheWorld, peer: p, names: make(map[string]*entry)}
+	sub.consumer = s.join(p, APIStateOfTheWorld)
+	defer s.leave(sub)
 	defer sub.forget(s.Server)
 	if _, err := sub.replace(s.Server, r.GetResourceNames()); err != nil {
 		return nil, err
 	}
-	view, _ := source()
-	d := s.compare(sub, view)
+	seen, _ := source()
+	s.prepare(sub, seen)
+	d := s.compare(sub, seen)
 	s.reportAbsent(sub, d.absent)
 	if len(d.full) == 0 && len(d.absent) == 0 {
 		return nil, status.Error(codes.Unavailable, "nothing has been issued to this caller yet; try again")
@@ -170,7 +179,7 @@ func (s *Server) settle(sub *subscription, nonce string, e *rpcstatus.Status) bo
 		names := make([]string, len(items))
 		for i, it := range items {
 			names[i] = it.name
-			s.cfg.Metrics.nacks.WithLabelValues(string(kindOf(it.name))).Inc()
+			s.cfg.Metrics.nacks.WithLabelValues(string(view.KindOf(it.name))).Inc()
 		}
 		s.cfg.Logger.Warn("proxy rejected secrets", "node", sub.nodeID(), "uid", sub.peer.UID, "resources", names, "reason", *message)
 	}
@@ -179,7 +188,19 @@ func (s *Server) settle(sub *subscription, nonce string, e *rpcstatus.Status) bo
 
 func (s *Server) reportAbsent(sub *subscription, names []string) {
 	for _, n := range names {
-		s.cfg.Metrics.unknown.WithLabelValues(string(kindOf(n))).Inc()
+		s.cfg.Metrics.unknown.WithLabelValues(string(view.KindOf(n))).Inc()
 		s.cfg.Logger.Info("unknown resource asked for", "node", sub.nodeID(), "uid", sub.peer.UID, "resource", clip(n, 256))
 	}
+}
+
+// versionOf names a set of resources by their names and versions.
+func versionOf(rs []*secret.Resource) string {
+	if len(rs) == 1 {
+		return rs[0].Version
+	}
+	h := sha256.New()
+	for _, r := range rs {
+		fmt.Fprintf(h, "%q %s\n", r.Name, r.Version)
+	}
+	return hex.EncodeToString(h.Sum(nil)[:16])
 }

@@ -20,6 +20,7 @@ import (
 	"google.golang.org/grpc/reflection"
 	"google.golang.org/grpc/status"
 
+	"github.com/chancery-project/chancery/sds/consumers"
 	"github.com/chancery-project/chancery/sds/files"
 	"github.com/chancery-project/chancery/sds/secret"
 	"github.com/chancery-project/chancery/sds/socket"
@@ -38,6 +39,10 @@ type Config struct {
 	// accepts can read the keys in them. None: such names are unknown.
 	Files []string
 
+	// Consumers returns the table in which a caller is noted before it gets an SVID (decision D1). Nil, or a nil table: it is noted
+	// nowhere.
+	Consumers func(Peer) *consumers.Table
+
 	Logger  *slog.Logger // nil: nothing is logged
 	Metrics *Metrics     // nil: nothing is counted
 }
@@ -52,10 +57,11 @@ type Server struct {
 	stopping chan struct{} // closed when Run's context ends; streams end then
 	ran      chan struct{} // full once Run has been called
 
-	mu        sync.Mutex // guards streams, stopped, and adding to workloads
+	mu        sync.Mutex // guards streams, processes, stopped, and adding to workloads
 	streams   map[*subscription]struct{}
-	stopped   bool           // no stream may open any more
-	workloads sync.WaitGroup // open streams of the Workload API
+	processes map[consumers.Process]map[*subscription]struct{} // the SDS streams of each
+	stopped   bool                                             // no stream may open any more
+	workloads sync.WaitGroup                                   // open streams of the Workload API
 }
 
 // NewServer returns a server that does nothing until Run.
@@ -79,6 +85,8 @@ func NewServer(cfg Config) (*Server, error) {
 		stopping: make(chan struct{}),
 		ran:      make(chan struct{}, 1),
 		streams:  make(map[*subscription]struct{}),
+
+		processes: make(map[consumers.Process]map[*subscription]struct{}),
 	}
 	return s, nil
 }
@@ -164,7 +172,7 @@ func (s *Server) open(ctx context.Context, api string) (*subscription, Source, e
 		return nil, nil, err
 	}
 	sub := &subscription{api: api, peer: p, since: time.Now(), names: make(map[string]*entry)}
-	sub.pump = &pump{server: s, source: source}
+	sub.pump = &pump{server: s, source: source, sub: sub}
 	sub.pump.waiter.Wake = sub.pump.wake
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -172,20 +180,26 @@ func (s *Server) open(ctx context.Context, api string) (*subscription, Source, e
 		return nil, nil, errStopping
 	}
 	s.streams[sub] = struct{}{}
+	sub.consumer = s.join(p, api)
 	if sub.isWorkload() {
 		s.workloads.Add(1)
+	} else {
+		s.enter(sub)
 	}
 	s.cfg.Metrics.streams.WithLabelValues(api).Inc()
 	return sub, source, nil
 }
 
 func (s *Server) close(sub *subscription) {
+	s.leave(sub)
 	sub.forget(s)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.streams, sub)
 	if sub.isWorkload() {
 		s.workloads.Done()
+	} else {
+		s.exit(sub)
 	}
 	s.cfg.Metrics.streams.WithLabelValues(sub.api).Dec()
 }

@@ -1,6 +1,7 @@
 package sds
 
 import (
+	"crypto/x509"
 	"maps"
 	"slices"
 	"strconv"
@@ -11,7 +12,10 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/chancery-project/chancery/sds/consumers"
 	"github.com/chancery-project/chancery/sds/secret"
+	"github.com/chancery-project/chancery/sds/view"
+	"github.com/chancery-project/chancery/trust"
 )
 
 // Bounds of what one stream may ask for.
@@ -38,6 +42,8 @@ type subscription struct {
 	since time.Time
 	pump  *pump // nil for a single answer
 
+	consumer *consumers.Stream // nil where no table is kept
+
 	mu       sync.Mutex // guards what follows, so that Streams sees a stream between two of its steps, never within one
 	node     string
 	started  bool // a first request has come
@@ -47,6 +53,10 @@ type subscription struct {
 	nonce    uint64
 	inflight []flight
 	nack     *NACK
+	keep     map[string]bool  // identities that must not be sent now: the client keeps what it has
+	retry    *time.Timer      // wakes the stream for them; nil for none
+	retryAt  <-chan time.Time // likewise, of a stream of the Workload API
+	told     string           // versions of validation contexts that were acknowledged when others were last told
 }
 
 // entry is one name of a subscription.
@@ -57,6 +67,12 @@ type entry struct {
 	sent     *secret.Resource // last sent; nil before that and once it has been removed
 	current  uint64           // newest view generation in which sent was the content of the name
 	acked    Confirmed
+
+	own    *trust.Bundle       // of the trust domain, in that newest view
+	trusts *trust.Bundle       // likewise, of what was acknowledged; nil before
+	chain  []*x509.Certificate // of the identity that was sent; nil if there is none, or if it was sent on an earlier stream
+	since  time.Time           // when its identity was first kept back, for another one than before; zero if it is not
+	warned bool                // that it was
 }
 
 // flight is a response that awaits its ACK or NACK.
@@ -69,6 +85,7 @@ type flight struct {
 type item struct {
 	name, version string
 	generation    uint64
+	own           *trust.Bundle
 }
 
 // difference is what a stream should be told about a view.
@@ -182,7 +199,7 @@ func (sub *subscription) add(s *Server, name string) *entry {
 	if e == nil {
 		e = new(entry)
 		sub.names[name] = e
-		if ref, ok := fileRef(name); ok {
+		if ref, ok := view.FileRef(name); ok {
 			if err := s.files.Hold(ref); err != nil {
 				s.cfg.Logger.Warn("file name refused", "resource", name, "reason", err.Error())
 			} else {
@@ -223,7 +240,7 @@ func (sub *subscription) dropUnasked(s *Server) {
 
 // remove forgets a name. The caller holds mu.
 func (sub *subscription) remove(s *Server, name string) {
-	if ref, ok := fileRef(name); ok && sub.names[name].held {
+	if ref, ok := view.FileRef(name); ok && sub.names[name].held {
 		s.files.Drop(ref)
 	}
 	delete(sub.names, name)
@@ -244,9 +261,12 @@ func (s *Server) compare(sub *subscription, v *View) difference {
 	var d difference
 	for _, name := range slices.Sorted(maps.Keys(sub.names)) {
 		e := sub.names[name]
-		a := s.answerFor(v, name)
+		a := v.Answer(s.files, name)
 		r := s.currentOf(sub.api, e, name, a)
-		d.settled = d.settled || a.standing != pending
+		if sub.keep[name] {
+			a.Standing = view.Pending
+		}
+		d.settled = d.settled || a.Standing != view.Pending
 		switch {
 		case r != nil:
 			d.full = append(d.full, r)
@@ -254,13 +274,16 @@ func (s *Server) compare(sub *subscription, v *View) difference {
 				d.changed = append(d.changed, r)
 			}
 			e.sent, e.told = r, false
-			if r.Version == a.version {
-				e.current = v.Generation
+			if r.Version == a.Version {
+				e.current, e.own = v.Generation, v.Own()
+				if a.Identity != nil && r.Packed != nil {
+					e.chain = a.Identity.Chain
+				}
 			}
-			if r.Version == a.version && e.acked.Version == r.Version {
-				e.acked.Generation = v.Generation
+			if r.Version == a.Version && e.acked.Version == r.Version {
+				e.acked.Generation, e.trusts = v.Generation, v.Own()
 			}
-		case a.standing != unknown:
+		case a.Standing != view.Unknown:
 		case e.sent != nil:
 			e.sent, e.acked, e.told = nil, Confirmed{}, true
 			d.removed = append(d.removed, name)
@@ -276,26 +299,26 @@ func (s *Server) compare(sub *subscription, v *View) difference {
 }
 
 // currentOf returns what a name should hold now; nil means nothing.
-func (s *Server) currentOf(api string, e *entry, name string, a answer) *secret.Resource {
+func (s *Server) currentOf(api string, e *entry, name string, a view.Answer) *secret.Resource {
 	var has *secret.Resource // sent on this stream, not remembered by its client from an earlier one
 	if e.sent != nil && e.sent.Packed != nil {
 		has = e.sent
 	}
 	switch {
-	case a.standing == pending:
+	case a.Standing == view.Pending:
 		return has
-	case a.standing == unknown:
+	case a.Standing == view.Unknown:
 		// Only what this stream was sent is taken back so: an agent that has just started may not know every bundle
 		// yet that its clients remember.
-		if has == nil || !kindOf(name).validates() || has.Version == nobodyVersion && api == APIDelta {
+		if has == nil || !view.KindOf(name).Validates() || has.Version == view.NobodyVersion && api == APIDelta {
 			return nil
 		}
-		a = nobodyAnswer
+		a = view.NobodyAnswer
 	}
-	if has != nil && has.Version == a.version {
+	if has != nil && has.Version == a.Version {
 		return has
 	}
-	r, err := s.cache.Get(name, a.version, a.build)
+	r, err := s.cache.Get(name, a.Version, a.Build)
 	if err != nil {
 		s.cfg.Logger.Error("secret not served; the proxy keeps what it has", "resource", name, "reason", err.Error())
 		return has
@@ -304,13 +327,13 @@ func (s *Server) currentOf(api string, e *entry, name string, a answer) *secret.
 }
 
 // launch gives a response its nonce and remembers what was in it.
-func (sub *subscription) launch(sent []*secret.Resource, generation uint64) (nonce string) {
+func (sub *subscription) launch(sent []*secret.Resource, v *View) (nonce string) {
 	sub.mu.Lock()
 	defer sub.mu.Unlock()
 	sub.nonce++
 	f := flight{nonce: strconv.FormatUint(sub.nonce, 16), items: make([]item, 0, len(sent))}
 	for _, r := range sent {
-		f.items = append(f.items, item{r.Name, r.Version, generation})
+		f.items = append(f.items, item{r.Name, r.Version, v.Generation, v.Own()})
 	}
 	if sub.inflight = append(sub.inflight, f); len(sub.inflight) > maxInflight {
 		sub.inflight = slices.Delete(sub.inflight, 0, 1)
@@ -345,9 +368,9 @@ func (sub *subscription) settle(nonce string, message *string) ([]item, bool) {
 		if e == nil || e.sent == nil { // unsubscribed or removed since
 			continue
 		}
-		e.acked = Confirmed{it.version, it.generation}
+		e.acked, e.trusts = Confirmed{it.version, it.generation}, it.own
 		if e.sent.Version == it.version {
-			e.acked.Generation = e.current
+			e.acked.Generation, e.trusts = e.current, e.own
 		}
 	}
 	return items, true

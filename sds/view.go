@@ -5,27 +5,21 @@ import (
 	"net"
 
 	"github.com/chancery-project/chancery/sds/socket"
-	"github.com/chancery-project/chancery/trust"
+	"github.com/chancery-project/chancery/sds/view"
 )
 
 // View is all that one caller may see at one moment. It is immutable (invariant 6).
-type View struct {
-	// Identities of the caller; the first is its default. None means that the caller is known but nothing has been
-	// issued to it yet: streams wait.
-	Identities []*trust.Identity
+type View = view.View
 
-	// Hints tells the identities apart for the workload (Workload API, "hint"); parallel to Identities or shorter.
-	Hints []string
-
-	// Bundles of all trusted domains with their CRLs, the caller's own first.
-	Bundles []*trust.Bundle
-
-	// Naming maps a service, "NS/NAME", to the identities that may serve it.
-	Naming map[string][]trust.ID
-
-	// Generation grows with each change of the view.
-	Generation uint64
-}
+// Names of resources that every caller may ask for, and prefixes of families of names.
+const (
+	NameDefault    = view.NameDefault
+	NameRoots      = view.NameRoots
+	NameAll        = view.NameAll
+	PrefixService  = view.PrefixService
+	PrefixFileCert = view.PrefixFileCert
+	PrefixFileRoot = view.PrefixFileRoot
+)
 
 // Source yields a caller's current view and a channel that is closed once there is a newer one. It does not block,
 // is safe for concurrent use, and never returns a nil view.
@@ -58,35 +52,3 @@ func (r *Refused) Error() string {
 
 // Unwrap returns the details.
 func (r *Refused) Unwrap() error { return r.Err }
-
-// own returns the bundle of the caller's own trust domain; nil if there is none yet.
-func (v *View) own() *trust.Bundle {
-	if len(v.Bundles) == 0 {
-		return nil
-	}
-	return v.Bundles[0]
-}
-
-// bundleOf returns the bundle that an identity's peers verify it against.
-func (v *View) bundleOf(id *trust.Identity) *trust.Bundle {
-	for _, b := range v.Bundles {
-		if b.Domain() == id.ID.Domain() {
-			return b
-		}
-	}
-	return id.Bundle
-}
-
-// hint returns the hint of the identity with this index. Hints must be unique in a response and at most 1,024 bytes
-// (SPIFFE Workload API, section 5.2.1): the first holder keeps it, the others have none.
-func (v *View) hint(i int) string {
-	if i >= len(v.Hints) || len(v.Hints[i]) > 1024 {
-		return ""
-	}
-	for _, earlier := range v.Hints[:i] {
-		if earlier == v.Hints[i] {
-			return ""
-		}
-	}
-	return v.Hints[i]
-}

@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/chancery-project/chancery/sds/secret"
+	"github.com/chancery-project/chancery/sds/view"
 	"github.com/chancery-project/chancery/trust"
 )
 
@@ -78,11 +79,13 @@ func deliver[T any](s *Server, stream grpc.ServerStreamingServer[T], api string,
 	sent := ""
 	for {
 		view, changed := source()
-		now := version(view)
+		now, kept := version(view), false
 		switch {
 		case now == "" && sent != "":
 			return status.Error(codes.PermissionDenied, "no identity issued: all that was issued has been withdrawn")
 		case now == sent:
+		case api == APIX509SVID && !s.entered(sub, view): // the caller keeps what it has
+			kept = true
 		default:
 			msg, err := render(view)
 			if err != nil {
@@ -94,10 +97,15 @@ func deliver[T any](s *Server, stream grpc.ServerStreamingServer[T], api string,
 			}
 			s.cfg.Metrics.pushes.WithLabelValues(api).Inc()
 		}
-		sent = now
-		sub.delivered(sent, view.Generation)
+		if !kept {
+			sent = now
+		}
+		if !kept && sent != "" {
+			s.delivered(sub, sent, view)
+		}
 		select {
 		case <-changed:
+		case <-sub.again():
 		case <-stream.Context().Done():
 			return status.FromContextError(stream.Context().Err()).Err()
 		case <-s.stopping:
@@ -106,25 +114,15 @@ func deliver[T any](s *Server, stream grpc.ServerStreamingServer[T], api string,
 	}
 }
 
-// delivered notes what a stream of the Workload API holds. Its clients do not acknowledge.
-func (sub *subscription) delivered(version string, generation uint64) {
-	if version == "" {
-		return
-	}
-	sub.mu.Lock()
-	defer sub.mu.Unlock()
-	sub.names[sub.api] = &entry{sent: &secret.Resource{Name: sub.api, Version: version}, current: generation}
-}
-
 func svidVersion(v *View) string {
 	if len(v.Identities) == 0 {
 		return ""
 	}
 	var parts [][]byte
 	for i, id := range v.Identities {
-		parts = append(parts, []byte("svid:"+v.hint(i)))
-		parts = append(parts, rawOf(id.Chain)...)
-		parts = appendCRLs(append(parts, v.bundleOf(id).DER()), v.bundleOf(id))
+		parts = append(parts, []byte("svid:"+v.Hint(i)))
+		parts = append(parts, view.RawOf(id.Chain)...)
+		parts = view.AppendCRLs(append(parts, v.BundleOf(id).DER()), v.BundleOf(id))
 	}
 	return secret.Version("svids", append(parts, []byte(bundlesVersion(v)))...)
 }
@@ -139,13 +137,13 @@ func svidResponse(v *View) (*workload.X509SVIDResponse, error) {
 		if err != nil {
 			return nil, fmt.Errorf("encoding private key of %s: %w", id.ID, err)
 		}
-		own := v.bundleOf(id)
+		own := v.BundleOf(id)
 		resp.Svids = append(resp.Svids, &workload.X509SVID{
 			SpiffeId:    id.ID.String(),
 			X509Svid:    trust.ConcatDER(id.Chain),
 			X509SvidKey: key,
 			Bundle:      trust.ConcatDER(secret.RootsOf(own)),
-			Hint:        v.hint(i),
+			Hint:        v.Hint(i),
 		})
 		delete(resp.FederatedBundles, own.Domain().URI())
 	}
@@ -167,7 +165,7 @@ func bundlesVersion(v *View) string {
 	}
 	var parts [][]byte
 	for _, b := range v.Bundles {
-		parts = appendCRLs(append(parts, []byte(b.Domain().URI()), b.DER()), b)
+		parts = view.AppendCRLs(append(parts, []byte(b.Domain().URI()), b.DER()), b)
 	}
 	return secret.Version("bundles", parts...)
 }

@@ -139,6 +139,6 @@ func TestWorkloadAPIRefusals(t *testing.T) {
 func TestHints(t *testing.T) {
 	v := &View{Hints: []string{"a", strings.Repeat("x", 1025), "a", "b"}}
 	for i, hint := range []string{"a", "", "", "b", ""} {
-		want(t, "hint", v.hint(i), hint)
+		want(t, "hint", v.Hint(i), hint)
 	}
 }

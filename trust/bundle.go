@@ -64,6 +64,13 @@ func (b *Bundle) WithCRLs(c *CRLs) *Bundle {
 	return &next
 }
 
+// WithGeneration returns the same roots and CRLs under another number.
+func (b *Bundle) WithGeneration(n uint64) *Bundle {
+	next := *b
+	next.generation = n
+	return &next
+}
+
 // PEM returns the roots as concatenated PEM blocks.
 func (b *Bundle) PEM() []byte { return EncodeCertificates(b.roots...) }
 

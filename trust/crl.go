@@ -266,8 +266,11 @@ func (c *CRLs) Covers(leaf *x509.Certificate, now time.Time) error {
 	return nil
 }
 
-// Older is the error of a set that would take back CRLs.
+// Older is the error of what would take back CRLs, or roots: who sent it knows less than somebody before.
 type Older struct{ what string }
+
+// NewOlder returns one that says what is older than what.
+func NewOlder(what string) *Older { return &Older{what} }
 
 // Error says which.
 func (o *Older) Error() string { return o.what }

@@ -22,7 +22,6 @@ import (
 	"log/slog"
 	"net/url"
 	"os"
-	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -30,13 +29,13 @@ import (
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials"
-	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/chancery-project/chancery/api/chanceryv1"
+	"github.com/chancery-project/chancery/csr/client/anchor"
+	"github.com/chancery-project/chancery/csr/client/servers"
 	"github.com/chancery-project/chancery/trust"
 )
 
@@ -58,15 +57,19 @@ type Config struct {
 	Current func() *trust.Identity                    // the SVID to show to the server; nil result = none
 	Logger  *slog.Logger                              // nil = nothing is logged
 	Metrics *Metrics                                  // nil = nothing is counted
+	Anchor  *anchor.Anchor                            // what is kept over restarts; nil = nothing is
+	Agent   []byte                                    // 16 bytes, which name the table of consumers; nil = none is kept
+	RootsAt string                                    // what to call the place of Roots in a message
 }
 
 // Client asks for certificates. It is safe for concurrent use.
 type Client struct {
 	config  Config
-	servers servers
+	servers servers.Servers
 
-	mu          sync.Mutex // guards all below
-	last        *trust.Bundle
+	mu          sync.Mutex               // guards all below
+	last        *trust.Bundle            // with the newest CRLs; nil before the first
+	fetched     time.Time                // when a bundle was last asked of a server that could not be verified
 	kept        *kept                    // nil for none
 	checkpoints logs                     // that were seen last
 	mark        *chanceryv1.DocumentMark // the highest that was seen
@@ -82,7 +85,10 @@ func New(c Config) *Client {
 	if c.Metrics == nil {
 		c.Metrics = NewMetrics(nil)
 	}
-	return &Client{config: c, servers: servers{names: c.Servers}}
+	if c.Anchor == nil {
+		c.Anchor, _ = anchor.Open(anchor.Config{Domain: c.Domain, Logger: c.Logger}) // in memory there is nothing to fail
+	}
+	return &Client{config: c, servers: servers.Servers{Names: c.Servers}, last: c.Anchor.Bundle()}
 }
 
 // Refused is the server's refusal of a request.
@@ -125,7 +131,7 @@ func (c *Client) Issue(ctx context.Context, key crypto.Signer) ([]*x509.Certific
 		ctx, cancel := t.answer(ctx)
 		defer cancel()
 		known := c.seen()
-		resp, err := chanceryv1.NewIssuanceClient(conn).Issue(ctx, &chanceryv1.IssueRequest{Requests: []*chanceryv1.CertificateRequest{req}})
+		resp, err := chanceryv1.NewIssuanceClient(conn).Issue(ctx, &chanceryv1.IssueRequest{Requests: []*chanceryv1.CertificateRequest{req}, Agent: c.config.Agent})
 		if err != nil {
 			return refusedBy(err)
 		}
@@ -201,52 +207,6 @@ func (c *Client) csr(key crypto.Signer) ([]byte, error) {
 	return der, nil
 }
 
-func (c *Client) dial(a address, own *trust.Identity) (*grpc.ClientConn, error) {
-	bundle, err := c.serverBundle()
-	if err != nil {
-		return nil, err
-	}
-	tls := trust.ClientTLS(trust.SystemID(c.config.Domain, "server"), trust.Only(bundle), func() *trust.Identity { return own })
-	target, options := "passthrough:///"+a.addr, []grpc.DialOption{grpc.WithNoProxy(), grpc.WithAuthority(a.name)}
-	if viaProxy(a.name) {
-		target, options = a.name, nil
-	}
-	conn, err := grpc.NewClient(target, append(options, grpc.WithReadBufferSize(bufferSize), grpc.WithWriteBufferSize(bufferSize), grpc.WithTransportCredentials(credentials.NewTLS(tls)),
-		// A stream is silent nearly always: a server that is gone without a word would not be missed otherwise.
-		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 30 * time.Second, Timeout: 10 * time.Second}))...)
-	if err != nil {
-		return nil, fmt.Errorf("connecting to server %s: %w", a, err)
-	}
-	return conn, nil
-}
-
-// serverBundle returns the configured roots and those of the last answer: the file may lag behind a rotation that the
-// answers have followed, or be ahead of one that this agent slept through.
-func (c *Client) serverBundle() (*trust.Bundle, error) {
-	roots, err := c.config.Roots()
-	c.mu.Lock()
-	last := c.last
-	c.mu.Unlock()
-	if err != nil && last == nil {
-		return nil, err
-	}
-	var crls *trust.CRLs
-	if last != nil {
-		crls = last.CRLs()         // a server whose certificate was revoked is none
-		roots = slices.Clip(roots) // what the source returned stays its own
-		for _, r := range last.Roots() {
-			if !slices.ContainsFunc(roots, r.Equal) {
-				roots = append(roots, r)
-			}
-		}
-	}
-	bundle, err := trust.NewBundle(c.config.Domain, 0, roots)
-	if err != nil {
-		return nil, err
-	}
-	return bundle.WithCRLs(crls), nil
-}
-
 func (c *Client) read(resp *chanceryv1.IssueResponse) ([]*x509.Certificate, *trust.Bundle, error) {
 	if n := len(resp.GetResults()); n != 1 {
 		return nil, nil, fmt.Errorf("the server answered one request with %d results", n)
@@ -259,7 +219,7 @@ func (c *Client) read(resp *chanceryv1.IssueResponse) ([]*x509.Certificate, *tru
 	if err != nil {
 		return nil, nil, fmt.Errorf("reading certificate: %w", err)
 	}
-	bundle, err := c.readBundle(resp.GetBundle())
+	bundle, err := c.config.Anchor.Take(resp.GetBundle(), resp.GetSignedBundle())
 	if err != nil {
 		return nil, nil, err
 	}
@@ -269,19 +229,10 @@ func (c *Client) read(resp *chanceryv1.IssueResponse) ([]*x509.Certificate, *tru
 	if c.last != nil {
 		crls = c.last.CRLs()
 	}
-	c.last = bundle.WithCRLs(crls)
+	if c.last == nil || bundle.Generation() >= c.last.Generation() || !c.config.Anchor.Pinned() {
+		c.last = bundle.WithCRLs(crls)
+	}
 	return chain, bundle, nil
-}
-
-func (c *Client) readBundle(b *chanceryv1.Bundle) (*trust.Bundle, error) {
-	roots, err := parseAll(b.GetRoots())
-	if err != nil {
-		return nil, fmt.Errorf("reading bundle: %w", err)
-	}
-	if td := b.GetTrustDomain(); td != c.config.Domain.String() {
-		return nil, fmt.Errorf("the server answered with the bundle of %q; expected %s", td, c.config.Domain)
-	}
-	return trust.NewBundle(c.config.Domain, b.GetGeneration(), roots)
 }
 
 func parseAll(ders [][]byte) ([]*x509.Certificate, error) {

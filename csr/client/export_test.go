@@ -1,12 +1,16 @@
 package client
 
-import "context"
+import (
+	"context"
+
+	"github.com/chancery-project/chancery/csr/client/servers"
+)
 
 // Find returns the addresses that a call tries which knows nothing of any server.
 func Find(ctx context.Context, name string) (all []string) {
-	found, _ := (&servers{names: []string{name}}).find(ctx)
+	found, _ := (&servers.Servers{Names: []string{name}}).Find(ctx)
 	for _, a := range found {
-		all = append(all, a.addr)
+		all = append(all, a.Addr)
 	}
 	return all
 }

@@ -6,6 +6,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/connectivity"
 
+	"github.com/chancery-project/chancery/csr/client/servers"
 	"github.com/chancery-project/chancery/trust"
 )
 
@@ -16,7 +17,7 @@ const keepTime = 90 * time.Second
 // server a TLS handshake for each time that it has no room, which is more than what is asked for. Where there are several
 // servers, the next try goes to another one.
 type kept struct {
-	to   address
+	to   servers.Address
 	own  *trust.Identity // that the connection shows; nil for none
 	conn *grpc.ClientConn
 }
@@ -41,7 +42,7 @@ func (c *Client) keep(k kept) {
 }
 
 // takeKept returns the connection that was kept, if it is to that server, shows that SVID and still stands; else nil.
-func (c *Client) takeKept(to address, own *trust.Identity) *grpc.ClientConn {
+func (c *Client) takeKept(to servers.Address, own *trust.Identity) *grpc.ClientConn {
 	c.mu.Lock()
 	k := c.kept
 	c.kept = nil

@@ -4,13 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	mrand "math/rand/v2"
-	"net"
-	"net/http"
-	"net/url"
-	"slices"
 	"strings"
-	"sync"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
@@ -19,6 +14,7 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
+	"github.com/chancery-project/chancery/csr/client/servers"
 	"github.com/chancery-project/chancery/trust"
 )
 
@@ -29,14 +25,6 @@ const (
 	// answerTime bounds the wait for an answer. It is longer than requests wait for a slot, unless the server's config says
 	// otherwise.
 	answerTime = 8 * time.Second
-	// lookupTime bounds the lookup of all names; once there is one address, others are waited for no longer than lookupMore.
-	lookupTime = 3 * time.Second
-	lookupMore = 500 * time.Millisecond
-	// avoidTime is how long a server comes last that failed, was busy or sent the caller away.
-	avoidTime = 15 * time.Second
-
-	maxAddresses = 64 // that are considered
-	maxTries     = 8  // of one call
 )
 
 var (
@@ -51,173 +39,6 @@ type over struct{ error }
 
 // Unwrap returns what ended it.
 func (o *over) Unwrap() error { return o.error }
-
-// address is where a server may be.
-type address struct {
-	name string // host:port as configured, which the TLS handshake names
-	addr string // IP:port, or name if a proxy looks it up
-}
-
-func (a address) String() string {
-	if a.name == a.addr {
-		return a.addr
-	}
-	return a.name + " at " + a.addr
-}
-
-// viaProxy reports whether the environment wants a proxy for a server, which is then gRPC's affair, and the lookup the proxy's.
-func viaProxy(name string) bool {
-	proxy, err := http.ProxyFromEnvironment(&http.Request{URL: &url.URL{Scheme: "https", Host: name}})
-	return err != nil || proxy != nil
-}
-
-// servers finds the servers for each call anew.
-type servers struct {
-	names []string
-
-	mu    sync.Mutex // guards avoid
-	avoid map[string]time.Time
-}
-
-// lookup returns the addresses of one name.
-func lookup(ctx context.Context, name string) ([]address, error) {
-	host, port, err := net.SplitHostPort(name)
-	if err != nil {
-		return nil, err
-	}
-	if net.ParseIP(host) != nil || viaProxy(name) {
-		return []address{{name, name}}, nil
-	}
-	hosts, err := net.DefaultResolver.LookupHost(ctx, host)
-	if err != nil {
-		return nil, err
-	}
-	// Before it is cut: where there are more, none should be left out for ever.
-	mrand.Shuffle(len(hosts), func(i, j int) { hosts[i], hosts[j] = hosts[j], hosts[i] })
-	var out []address
-	for _, h := range hosts[:min(len(hosts), maxAddresses)] {
-		out = append(out, address{name, net.JoinHostPort(h, port)})
-	}
-	return out, nil
-}
-
-// find returns the addresses of all names, in the order in which a call should try them: at random, so that a fleet spreads
-// itself over the servers that there are now, and last those that are avoided. The failures are those of lookups.
-func (s *servers) find(ctx context.Context) ([]address, failures) {
-	type found struct {
-		name string
-		all  []address
-		err  error
-	}
-	ctx, cancel := context.WithTimeout(ctx, lookupTime)
-	defer cancel()
-	results := make(chan found, len(s.names))
-	for _, name := range s.names {
-		go func() {
-			all, err := lookup(ctx, name)
-			results <- found{name, all, err}
-		}()
-	}
-	var out []address
-	var failed failures
-	more := time.NewTimer(lookupTime)
-	defer more.Stop()
-	pending := slices.Clone(s.names)
-	for range s.names {
-		select {
-		case r := <-results:
-			pending = slices.DeleteFunc(pending, func(name string) bool { return name == r.name })
-			if r.err != nil {
-				failed = append(failed, failure{r.name, r.err})
-				continue
-			}
-			if out = append(out, r.all...); len(out) == len(r.all) {
-				more.Reset(lookupMore)
-			}
-		case <-more.C:
-			for _, name := range pending {
-				failed = append(failed, failure{name, errors.New("the name is not looked up in time")})
-			}
-			return s.order(out), failed
-		}
-	}
-	return s.order(out), failed
-}
-
-// order shuffles, puts those that are avoided last, and leaves out what is too many or there twice.
-func (s *servers) order(all []address) []address {
-	mrand.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	now := time.Now()
-	var good, bad []address
-	seen := map[string]bool{}
-	for _, a := range all {
-		switch {
-		case seen[a.addr]:
-		case now.Before(s.avoid[a.addr]):
-			bad = append(bad, a)
-		default:
-			good = append(good, a)
-		}
-		seen[a.addr] = true
-	}
-	slices.SortStableFunc(bad, func(a, b address) int { return s.avoid[a.addr].Compare(s.avoid[b.addr]) }) // the longest ago first
-	out := append(good, bad...)
-	return out[:min(len(out), maxTries)]
-}
-
-// note remembers for a while whether a server should come last.
-func (s *servers) note(a address, bad bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if !bad {
-		delete(s.avoid, a.addr)
-		return
-	}
-	now := time.Now()
-	for addr, until := range s.avoid {
-		if now.After(until) {
-			delete(s.avoid, addr)
-		}
-	}
-	if s.avoid == nil {
-		s.avoid = map[string]time.Time{}
-	}
-	if len(s.avoid) < maxAddresses {
-		s.avoid[a.addr] = now.Add(avoidTime)
-	}
-}
-
-// failure is what one server said, or did not.
-type failure struct {
-	who string
-	err error
-}
-
-// failures are those of one call.
-type failures []failure
-
-// Error names each server and what was wrong with it.
-func (f failures) Error() string {
-	var all []string
-	for _, x := range f {
-		all = append(all, x.who+": "+x.err.Error())
-	}
-	if len(all) == 1 {
-		return "server " + all[0]
-	}
-	return "no server could be asked: " + strings.Join(all, "; ")
-}
-
-// Unwrap returns the errors one by one.
-func (f failures) Unwrap() []error {
-	var all []error
-	for _, x := range f {
-		all = append(all, x.err)
-	}
-	return all
-}
 
 // ask has one server do something, or the next one if the first cannot: it cannot be reached, does not answer in time, is not
 // ready or stops. What it refuses for any other reason is an answer; the others would say the same. A call that got no answer
@@ -248,17 +69,17 @@ func (c *Client) withCredentials(ctx context.Context) (context.Context, showing,
 
 // askAll is ask with the credentials of a moment.
 func (c *Client) askAll(ctx context.Context, own *trust.Identity, do func(context.Context, *grpc.ClientConn, turn) error) error {
-	all, failed := c.servers.find(ctx)
+	all, failed := c.servers.Find(ctx)
 	if len(all) == 0 {
 		return failed
 	}
 	for i, a := range all {
 		err := c.try(ctx, a, own, turn{to: a, last: i == len(all)-1, left: len(all) - i, all: len(all)}, do)
-		c.servers.note(a, avoids(err))
+		c.servers.Note(a, avoids(err))
 		if err == nil || !elsewhere(err) {
 			return err
 		}
-		failed = append(failed, failure{a.String(), err})
+		failed = append(failed, servers.Failure{Who: a.String(), Err: err})
 		if ctx.Err() != nil {
 			break
 		}
@@ -268,7 +89,7 @@ func (c *Client) askAll(ctx context.Context, own *trust.Identity, do func(contex
 
 // turn is the place of a server in a call.
 type turn struct {
-	to   address
+	to   servers.Address
 	last bool
 	left int // servers that were not tried, this one included
 	all  int // servers
@@ -290,11 +111,21 @@ func (t turn) answer(ctx context.Context) (context.Context, context.CancelFunc) 
 	return context.WithTimeout(ctx, t.share(ctx, answerTime, 2))
 }
 
-func (c *Client) try(ctx context.Context, a address, own *trust.Identity, t turn, do func(context.Context, *grpc.ClientConn, turn) error) error {
+// try has one server do something. If no known root vouches for it, it is asked for roots that do.
+func (c *Client) try(ctx context.Context, a servers.Address, own *trust.Identity, t turn, do func(context.Context, *grpc.ClientConn, turn) error) error {
+	err := c.tryOnce(ctx, a, own, t, do)
+	if _, is := errors.AsType[*Untrusted](err); is && c.recover(ctx, a) {
+		err = c.tryOnce(ctx, a, own, t, do)
+	}
+	return err
+}
+
+func (c *Client) tryOnce(ctx context.Context, a servers.Address, own *trust.Identity, t turn, do func(context.Context, *grpc.ClientConn, turn) error) error {
+	var untrusted atomic.Pointer[Untrusted]
 	conn := c.takeKept(a, own)
 	if conn == nil {
 		var err error
-		if conn, err = c.dial(a, own); err != nil {
+		if conn, err = c.dial(a, own, &untrusted); err != nil {
 			return err
 		}
 		if err := connect(ctx, conn, t); err != nil {
@@ -303,6 +134,10 @@ func (c *Client) try(ctx context.Context, a address, own *trust.Identity, t turn
 		}
 	}
 	err := do(ctx, conn, t)
+	if u := untrusted.Load(); u != nil && err != nil {
+		conn.Close()
+		return &Untrusted{err, u.cause, u.file}
+	}
 	if r, ok := errors.AsType[*Refused](err); ok && r.Code == codes.ResourceExhausted && t.last && t.left == t.all {
 		c.keep(kept{a, own, conn})
 		return err
@@ -347,6 +182,9 @@ func elsewhere(err error) bool {
 func unable(err error) bool {
 	if r, ok := errors.AsType[*Refused](err); ok {
 		return r.Code == codes.Unavailable && r.Reason != reasonMove
+	}
+	if _, ok := errors.AsType[*trust.Older](err); ok { // a server that was asleep while the roots changed
+		return true
 	}
 	code := status.Code(err)
 	return code == codes.Unavailable || code == codes.DeadlineExceeded || errors.Is(err, errUnconnected) || errors.Is(err, errSilent)

@@ -42,8 +42,13 @@ const (
 	// reportEvery is how often it is looked whether what is reported has changed.
 	reportEvery = 10 * time.Second
 
+	// consumersEvery is how often it is said at the most what has changed of consumers alone.
+	consumersEvery = time.Second
+	// maxWithin bounds what a server may give as time to replace SVIDs.
+	maxWithin = time.Hour
+
 	maxServed  = 1000
-	maxUpdate  = trust.MaxCRLBytes + 1<<20
+	maxUpdate  = trust.MaxCRLBytes + trust.MaxSignedBundle + 1<<20
 	maxMark    = 64   // bytes of a document mark's MAC
 	maxRefusal = 1024 // bytes of a reason that the server is told
 )
@@ -55,8 +60,14 @@ type SyncConfig struct {
 	// NotEnforcing tells which consumers take no notice of CRLs, and why; at most 20 texts count, of 200 bytes each. It is
 	// asked again from time to time. May be nil.
 	NotEnforcing func() []string
-	// Apply takes roots and CRLs over; both were verified on their own. An error refuses them, and is told to the server.
+	// Apply takes roots and CRLs over; both were verified on their own. An error refuses them, and is told to the server. What was
+	// refused is tried again from time to time, and once what is served has changed.
 	Apply func(*trust.Bundle) error
+	// Consumers tells what is known of those who are served (decision D1), and a channel that is closed when that changes. It
+	// does not block. May be nil.
+	Consumers func() (*chanceryv1.ConsumersState, <-chan struct{})
+	// Reissue is told which issuers' SVIDs should be replaced within a time; again with each update. May be nil.
+	Reissue func(issuers [][]byte, within time.Duration)
 }
 
 // Sync keeps roots and CRLs as the server has them, over a stream that it opens again whenever it ends, until ctx ends.
@@ -134,16 +145,31 @@ func (c *Client) syncOnce(ctx context.Context, s SyncConfig) error {
 	})
 }
 
+// talk is one stream.
+type talk struct {
+	*Client
+	config SyncConfig
+	stream grpc.BidiStreamingClient[chanceryv1.SyncRequest, chanceryv1.SyncUpdate]
+	opened time.Time
+	known  logs // that were seen before
+
+	state, sent *chanceryv1.SyncRequest // what is to be said, and what was said last; nil before
+	sentAt      time.Time
+	newest      uint64                 // generation of the bundle that was applied last
+	open        *chanceryv1.SyncUpdate // that was refused or put off last; nil if it was not
+	why         string                 // that was said of it last
+}
+
 // follow opens one stream and follows it to its end. It began once an update has come.
 func (c *Client) follow(ctx context.Context, conn *grpc.ClientConn, s SyncConfig, t turn) (began bool, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	known, opened := c.seen(), time.Now()
-	stream, err := chanceryv1.NewIssuanceClient(conn).Sync(ctx, grpc.MaxCallRecvMsgSize(maxUpdate))
+	w := &talk{Client: c, config: s, known: c.seen(), opened: time.Now(), state: new(chanceryv1.SyncRequest)}
+	w.stream, err = chanceryv1.NewIssuanceClient(conn).Sync(ctx, grpc.MaxCallRecvMsgSize(maxUpdate))
 	if err != nil {
 		return false, refusedBy(err)
 	}
-	updates, ended := receive(ctx, stream)
+	updates, ended := receive(ctx, w.stream)
 	patience := firstUpdate
 	if !t.last {
 		patience = answerTime
@@ -153,16 +179,10 @@ func (c *Client) follow(ctx context.Context, conn *grpc.ClientConn, s SyncConfig
 	again := time.NewTicker(reportEvery)
 	defer again.Stop()
 	connected := c.config.Metrics.connected
-	state := new(chanceryv1.SyncRequest)
-	var sent *chanceryv1.SyncRequest
 	for {
-		served, changed := s.Served()
-		state.Served, state.NotEnforcing, state.DocumentMark = servedOf(served), s.notEnforcing(), c.highest()
-		if sent == nil || !proto.Equal(sent, state) {
-			if err := stream.Send(state); err != nil {
-				return began, refusedBy(drain(updates, ended)) // what Send returns does not say why
-			}
-			sent = proto.CloneOf(state)
+		changed, moved, wait, err := w.say()
+		if err != nil {
+			return began, refusedBy(drain(updates, ended)) // what Send returns does not say why
 		}
 		select {
 		case u := <-updates:
@@ -174,17 +194,55 @@ func (c *Client) follow(ctx context.Context, conn *grpc.ClientConn, s SyncConfig
 				defer c.join(&synced{t.to, t.all == 1, conn})()
 			}
 			c.seeReissue(u.GetReissue())
-			c.seeCheckpoints(u.GetCheckpoints(), known)
+			c.seeCheckpoints(u.GetCheckpoints(), w.known)
 			c.seeMark(u.GetDocumentMark())
-			c.take(u, s.Apply, state, opened)
+			w.take(u)
 		case <-changed:
+			w.retry()
+		case <-moved:
+		case <-wait:
 		case <-again.C:
+			w.retry()
 		case err := <-ended:
 			return began, refusedBy(err)
 		case <-silence.C:
 			return began, fmt.Errorf("%w for %s", errSilent, patience)
 		}
 	}
+}
+
+// say tells the server what has changed. What is known of consumers alone is said at most once a second, but at once when the last
+// of them has reached the newest generation. It returns what to wait for: that more changes, or that it may be said.
+func (w *talk) say() (changed, moved <-chan struct{}, wait <-chan time.Time, err error) {
+	served, changed := w.config.Served()
+	w.state.Served, w.state.NotEnforcing, w.state.DocumentMark = servedOf(served), w.config.notEnforcing(), w.highest()
+	if w.config.Consumers != nil {
+		w.state.Consumers, moved = w.config.Consumers()
+	}
+	if w.sent != nil && proto.Equal(w.sent, w.state) {
+		return changed, moved, nil, nil
+	}
+	if left := consumersEvery - time.Since(w.sentAt); w.sent != nil && left > 0 && w.reached() == 0 {
+		before := w.sent.Consumers
+		w.sent.Consumers = w.state.Consumers
+		alone := proto.Equal(w.sent, w.state)
+		if w.sent.Consumers = before; alone {
+			return changed, nil, time.After(left), nil
+		}
+	}
+	if err := w.stream.Send(w.state); err != nil {
+		return nil, nil, nil, err
+	}
+	w.sent, w.sentAt = proto.CloneOf(w.state), time.Now()
+	return changed, moved, nil, nil
+}
+
+// reached returns the newest generation, if all consumers have it and the server does not know yet; else 0.
+func (w *talk) reached() uint64 {
+	if g := w.state.GetConsumers().GetGeneration(); w.newest > 0 && g >= w.newest && w.sent.GetConsumers().GetGeneration() < w.newest {
+		return w.newest
+	}
+	return 0
 }
 
 // highest returns the highest mark that any server has sent; nil before the first.
@@ -241,36 +299,56 @@ func receive(ctx context.Context, stream grpc.BidiStreamingClient[chanceryv1.Syn
 	return updates, ended
 }
 
+// retry takes the last update again if it was not applied: what stood against it may have changed.
+func (w *talk) retry() {
+	if w.open != nil {
+		w.take(w.open)
+	}
+}
+
 // take applies an update or refuses it, and notes which. What is older than what another server has sent, when a stream begins, is
 // neither: that server is about to hear of it.
-func (c *Client) take(u *chanceryv1.SyncUpdate, apply func(*trust.Bundle) error, state *chanceryv1.SyncRequest, opened time.Time) {
-	bundle, err := c.readUpdate(u, time.Now())
-	if err == nil {
-		err = apply(bundle)
+func (w *talk) take(u *chanceryv1.SyncUpdate) {
+	if r := u.GetReissue(); r != nil && w.config.Reissue != nil && len(r.GetIssuers()) <= trust.MaxCRLs {
+		w.config.Reissue(r.GetIssuers(), min(max(r.GetWithin().AsDuration(), 0), maxWithin))
 	}
-	if older, is := errors.AsType[*trust.Older](err); is && state.GetAcknowledged() == 0 && time.Since(opened) < catchUp {
-		c.config.Metrics.updates.WithLabelValues("older").Inc()
-		c.config.Logger.Info("this server has older CRLs than one before; waiting for it to catch up", "version", u.GetVersion(), "reason", older.Error())
+	metrics, logger := w.Client.config.Metrics, w.Client.config.Logger
+	bundle, err := w.readUpdate(u, time.Now())
+	if err == nil {
+		err = w.config.Apply(bundle)
+	}
+	if older, is := errors.AsType[*trust.Older](err); is && w.state.GetAcknowledged() == 0 && time.Since(w.opened) < catchUp {
+		w.open = u
+		if w.why != older.Error() {
+			w.why = older.Error()
+			metrics.updates.WithLabelValues("older").Inc()
+			logger.Info("this server has older CRLs or roots than one before; waiting for it to catch up", "version", u.GetVersion(), "reason", w.why)
+		}
 		return
 	}
 	if err != nil {
-		state.Refused = clip(err.Error(), maxRefusal)
-		c.config.Metrics.updates.WithLabelValues("refused").Inc()
-		c.config.Logger.Error("roots and CRLs from the server refused; the last good ones stay", "version", u.GetVersion(), "reason", err.Error())
+		again := w.open == u && w.state.GetRefused() != ""
+		w.open, w.state.Refused = u, clip(err.Error(), maxRefusal)
+		if !again || w.why != err.Error() {
+			metrics.updates.WithLabelValues("refused").Inc()
+			logger.Error("roots and CRLs from the server refused; the last good ones stay", "version", u.GetVersion(), "reason", err.Error())
+		}
+		w.why = err.Error()
 		return
 	}
-	c.mu.Lock()
-	c.last = bundle
-	c.mu.Unlock()
-	state.Acknowledged, state.Refused = u.GetVersion(), ""
-	c.config.Metrics.updates.WithLabelValues("applied").Inc()
-	c.config.Metrics.lastUpdate.SetToCurrentTime()
-	c.config.Logger.Debug("roots and CRLs taken over", "version", u.GetVersion(), "generation", bundle.Generation(), "crls", len(bundle.CRLs().DER()))
+	w.mu.Lock()
+	w.last = bundle
+	w.mu.Unlock()
+	w.open, w.why, w.newest = nil, "", bundle.Generation()
+	w.state.Acknowledged, w.state.Refused = u.GetVersion(), ""
+	metrics.updates.WithLabelValues("applied").Inc()
+	metrics.lastUpdate.SetToCurrentTime()
+	logger.Debug("roots and CRLs taken over", "version", u.GetVersion(), "generation", bundle.Generation(), "crls", len(bundle.CRLs().DER()))
 }
 
 // readUpdate checks all that can be checked of an update by itself, and against the one before.
 func (c *Client) readUpdate(u *chanceryv1.SyncUpdate, now time.Time) (*trust.Bundle, error) {
-	bundle, err := c.readBundle(u.GetBundle())
+	bundle, err := c.config.Anchor.Take(u.GetBundle(), u.GetSignedBundle())
 	if err != nil {
 		return nil, err
 	}

@@ -4,13 +4,13 @@ import (
 	"context"
 	"errors"
 	"slices"
-	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/connectivity"
 
 	"github.com/chancery-project/chancery/api/chanceryv1"
+	"github.com/chancery-project/chancery/csr/client/servers"
 	"github.com/chancery-project/chancery/trust"
 )
 
@@ -23,7 +23,7 @@ const maxReissued = 32
 // server more than all the certificates, and keep new pods waiting, who need one. All other calls open a connection of their own:
 // that spreads them over the servers, and shows the newest SVID.
 type synced struct {
-	to   address
+	to   servers.Address
 	only bool // there is no other server
 	conn *grpc.ClientConn
 }
@@ -62,7 +62,7 @@ func (c *Client) standing(who showing) *synced {
 	s := c.synced
 	asked := slices.ContainsFunc(c.reissued, func(id []byte) bool { return slices.Equal(id, issuer) })
 	c.mu.Unlock()
-	if s == nil || !asked || s.conn.GetState() != connectivity.Ready || !s.only && c.servers.avoids(s.to) {
+	if s == nil || !asked || s.conn.GetState() != connectivity.Ready || !s.only && c.servers.Avoids(s.to) {
 		return nil
 	}
 	return s
@@ -84,20 +84,13 @@ func (c *Client) overStanding(ctx context.Context, s *synced, do func(context.Co
 	case err == nil:
 		return true, nil
 	case refused && !unable(err) && r.Code != codes.Unauthenticated: // the newest SVID may do where a token does not
-		c.servers.note(s.to, avoids(err))
+		c.servers.Note(s.to, avoids(err))
 		return true, err
 	case unable(err):
-		c.servers.note(s.to, true)
+		c.servers.Note(s.to, true)
 	}
 	c.config.Logger.Debug("no new SVID over the stream's connection; opening another one", "server", s.to.String(), "reason", err.Error())
 	return false, err
-}
-
-// avoids reports whether a server comes last for a while.
-func (s *servers) avoids(a address) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return time.Now().Before(s.avoid[a.addr])
 }
 
 // showing is what a call goes by.

@@ -8,8 +8,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	mrand "math/rand/v2"
 	"net"
 	"os"
+	"strconv"
+	"strings"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -21,6 +24,10 @@ import (
 type Peer struct {
 	UID, GID uint32
 	PID      int32 // in our PID namespace; 0 if the peer is not visible from there
+
+	// Start tells processes apart that had the same PID one after the other: when the process was started, in clock ticks
+	// since the machine was. Where that cannot be known it is a number of this connection alone, with the highest bit set.
+	Start uint64
 
 	// PIDFD refers to that very process, even after its PID has been given to another. It is closed with the
 	// connection; use it through SyscallConn. Nil where the kernel has no SO_PEERPIDFD (before Linux 6.5) or the
@@ -118,7 +125,49 @@ func peerOfConn(c net.Conn) (Peer, error) {
 		return Peer{}, fmt.Errorf("reading peer credentials: %w", err)
 	}
 	p.UID, p.GID, p.PID = ucred.Uid, ucred.Gid, ucred.Pid
+	p.Start = startOf(p)
 	return p, nil
+}
+
+// startOf returns when a process was started, as the kernel counts it, or else a number that no other connection has.
+func startOf(p Peer) uint64 {
+	unknown := mrand.Uint64() | 1<<63
+	if p.PID <= 0 {
+		return unknown
+	}
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.PID))
+	if err != nil {
+		return unknown
+	}
+	if p.PIDFD != nil && !alive(p.PIDFD) { // its PID may be another's by now
+		return unknown
+	}
+	start, ok := startTime(string(stat))
+	if !ok {
+		return unknown
+	}
+	return start
+}
+
+// startTime reads field 22 of /proc/PID/stat. The second, in brackets, is what the program calls itself, and may hold anything.
+func startTime(stat string) (uint64, bool) {
+	fields := strings.Fields(stat[strings.LastIndexByte(stat, ')')+1:])
+	if len(fields) < 20 {
+		return 0, false
+	}
+	n, err := strconv.ParseUint(fields[19], 10, 63)
+	return n, err == nil
+}
+
+// alive reports whether a pidfd's process has not ended.
+func alive(pidfd *os.File) bool {
+	raw, err := pidfd.SyscallConn()
+	if err != nil {
+		return false
+	}
+	var gone error
+	err = raw.Control(func(fd uintptr) { gone = unix.PidfdSendSignal(int(fd), 0, nil, 0) })
+	return err == nil && !errors.Is(gone, unix.ESRCH) // EPERM: it is another user's, and lives
 }
 
 // PeerOf returns the peer that a gRPC call comes from; ok is false if the connection was not made with Credentials.

@@ -177,6 +177,9 @@ type Token struct {
 	used     atomic.Bool
 }
 
+// NotAfter returns when the certificate ends that the token is for.
+func (t *Token) NotAfter() time.Time { return t.notAfter }
+
 // check verifies a certificate against its issuer, as a peer would.
 func (c *Certificate) check() error {
 	cert, err := x509.ParseCertificate(c.DER)

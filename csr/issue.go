@@ -3,6 +3,7 @@ package csr
 import (
 	"context"
 	"crypto/x509"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -18,6 +19,7 @@ import (
 	"github.com/chancery-project/chancery/csr/admission"
 	"github.com/chancery-project/chancery/csr/agents"
 	"github.com/chancery-project/chancery/csr/answers"
+	"github.com/chancery-project/chancery/csr/evidence"
 	"github.com/chancery-project/chancery/trust"
 )
 
@@ -66,6 +68,7 @@ type Service struct {
 	tainted     func(*x509.Certificate) bool
 	revocations func() *revocation.Set
 	agents      *agents.Hub
+	ledger      *evidence.Ledger
 	checkpoints func() []string
 	maxAge      time.Duration // of connections
 	drainDelay  time.Duration
@@ -93,7 +96,7 @@ func NewService(c Config) (*Service, error) {
 	}
 	return &Service{
 		maxAge: c.MaxConnectionAge, drainDelay: c.DrainDelay,
-		revocations: c.Revocations, agents: c.Agents, checkpoints: c.Checkpoints, bundles: c.Bundles, tainted: c.Tainted,
+		revocations: c.Revocations, agents: c.Agents, ledger: c.Agents.Ledger(), checkpoints: c.Checkpoints, bundles: c.Bundles, tainted: c.Tainted,
 		domain: c.Domain, issuer: c.Issuer, profile: c.Profile, clusters: c.Clusters, admission: admission.New(c.Admission),
 		log: c.Log, sampler: c.Sampler, logger: c.Logger, metrics: c.Metrics, denials: rate.NewLimiter(100, 1000), faults: rate.NewLimiter(100, 1000),
 	}, nil
@@ -121,10 +124,11 @@ type ask struct {
 	identity string // empty: the caller's own
 	lifetime time.Duration
 	api      string
+	agent    []byte // whose table the certificate will be in; empty for a client that keeps none
 }
 
-// issue decides on one request of an authenticated caller and has it signed, by the given issuer.
-func (s *Service) issue(ctx context.Context, issuer *ca.Issuer, c caller, a ask) (*ca.Certificate, trust.ID, *Denial) {
+// issue decides on one request of an authenticated caller and has it signed, by the issuer of the call.
+func (s *Service) issue(ctx context.Context, shared *answers.Chains, c caller, a ask) (*ca.Certificate, trust.ID, *Denial) {
 	if d := s.admit(ctx, c); d != nil {
 		return nil, trust.ID{}, d
 	}
@@ -140,19 +144,37 @@ func (s *Service) issue(ctx context.Context, issuer *ca.Issuer, c caller, a ask)
 	if d != nil {
 		return nil, id, d
 	}
-	token, err := issuer.Prepare(s.profile, ca.Request{
+	token, err := shared.Issuer().Prepare(s.profile, ca.Request{
 		ID: id, PublicKey: pub, TTL: a.lifetime, Attestation: att, Requester: c.requester(),
 	})
 	if err != nil {
 		return nil, id, refusal(err)
 	}
-	cert, err := issuer.Issue(ctx, token)
+	if err := s.ledger.Reserve(ctx, token.NotAfter()); err != nil {
+		return nil, id, notReady(err)
+	}
+	cert, err := shared.Issuer().Issue(ctx, token)
 	if err != nil {
 		return nil, id, refusal(err)
 	}
 	s.sampler.Offer(cert)
-	s.agents.Issued(a.api, id.String(), cert.NotAfter)
+	name := id.String()
+	s.agents.Issued(a.api, name, cert.NotAfter)
+	s.note(c, name, a.agent, shared.Leaf(cert))
 	return cert, id, nil
+}
+
+// note tells the ledger who was given a certificate (decisions D1 and D3).
+func (s *Service) note(c caller, identity string, agent []byte, leaf evidence.Leaf) {
+	if len(agent) > 0 {
+		s.ledger.ToAgent(c.ID.String(), agent, leaf)
+		return
+	}
+	who := evidence.Client{Cluster: c.Cluster, Pod: c.attestation.PodHash, Identity: identity, Caller: c.ID.String(), Place: c.place(), Remote: c.remote}
+	if c.shown != nil {
+		who.Shown = hex.EncodeToString(c.shown.SerialNumber.Bytes())
+	}
+	s.ledger.ToClient(who, leaf)
 }
 
 func revoked(id trust.ID) *Denial {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/chancery-project/chancery/ca"
 	"github.com/chancery-project/chancery/csr/agents"
+	"github.com/chancery-project/chancery/csr/answers"
 )
 
 const apiIstio = agents.Istio
@@ -36,7 +37,8 @@ func (s *Service) istioService() *grpc.ServiceDesc {
 // The answer's chain has the leaf first, each intermediate an element, all roots in the last element.
 func (s *Service) createCertificate(ctx context.Context, read func(proto.Message) error) (proto.Message, error) {
 	start := time.Now()
-	issuer, c, d := s.begin(ctx)
+	shared, c, d := s.begin(ctx)
+	defer shared.Leave()
 	r := new(istio.IstioCertificateRequest)
 	if d == nil {
 		if err := read(r); err != nil {
@@ -45,7 +47,7 @@ func (s *Service) createCertificate(ctx context.Context, read func(proto.Message
 	}
 	var chain []string
 	if d == nil {
-		chain, d = s.istioChain(ctx, issuer, c, r)
+		chain, d = s.istioChain(ctx, shared, c, r)
 	}
 	s.metrics.observe(apiIstio, c.Method, outcome(d), time.Since(start))
 	if d == nil {
@@ -56,7 +58,7 @@ func (s *Service) createCertificate(ctx context.Context, read func(proto.Message
 	return nil, istioError(c, asked, d)
 }
 
-func (s *Service) istioChain(ctx context.Context, issuer *ca.Issuer, c caller, r *istio.IstioCertificateRequest) ([]string, *Denial) {
+func (s *Service) istioChain(ctx context.Context, shared *answers.Chains, c caller, r *istio.IstioCertificateRequest) ([]string, *Denial) {
 	ttl, err := ca.Seconds(r.GetValidityDuration())
 	if err != nil {
 		return nil, &Denial{Code: codes.InvalidArgument, Reason: ReasonLifetime, Detail: err.Error()}
@@ -65,11 +67,11 @@ func (s *Service) istioChain(ctx context.Context, issuer *ca.Issuer, c caller, r
 	if d != nil {
 		return nil, d
 	}
-	cert, _, d := s.issue(ctx, issuer, c, ask{der, impersonated(r), ttl, apiIstio})
+	cert, _, d := s.issue(ctx, shared, c, ask{csr: der, identity: impersonated(r), lifetime: ttl, api: apiIstio})
 	if d != nil {
 		return nil, d
 	}
-	return s.chains.Of(issuer).Istio(cert.DER), nil
+	return shared.Istio(cert.DER), nil
 }
 
 // impersonated returns the identity asked for, empty for the caller's own. What is no string comes out as something

@@ -9,6 +9,8 @@ import (
 
 	"github.com/chancery-project/chancery/ca"
 	"github.com/chancery-project/chancery/ca/audit"
+	"github.com/chancery-project/chancery/csr/answers"
+	"github.com/chancery-project/chancery/csr/evidence"
 )
 
 // method describes a unary call whose handler decides when the request is read. gRPC's own unary handlers are given a
@@ -28,14 +30,23 @@ func method(name string, handle func(ctx context.Context, read func(proto.Messag
 	}
 }
 
-// begin takes the snapshot that a call is answered from, for leaf, chain and bundle (invariant 6), and finds out who calls.
-func (s *Service) begin(ctx context.Context) (*ca.Issuer, caller, *Denial) {
-	issuer, err := s.issuer()
+// begin takes the snapshot that a call is answered from, for leaf, chain and bundle (invariant 6), and finds out who calls. What it
+// returns has to be left, also with a denial.
+func (s *Service) begin(ctx context.Context) (*answers.Chains, caller, *Denial) {
+	var err error
+	r := evidence.Enter(s.ledger, func() (*answers.Chains, *evidence.Calls) {
+		var issuer *ca.Issuer
+		if issuer, err = s.issuer(); err != nil {
+			return nil, nil
+		}
+		r := s.chains.Of(issuer, s.ledger)
+		return r, r.Calls()
+	})
 	if err != nil {
 		return nil, caller{}, notReady(err)
 	}
 	c, d := s.known(ctx)
-	return issuer, c, d
+	return r, c, d
 }
 
 // known finds out who calls, and refuses those whose identity is revoked.
@@ -59,7 +70,8 @@ type Call struct {
 func (s *Service) Method(api, name string, handle func(context.Context, Call) (proto.Message, *Denial)) grpc.StreamDesc {
 	return method(name, func(ctx context.Context, read func(proto.Message) error) (proto.Message, error) {
 		start := time.Now()
-		_, c, d := s.begin(ctx)
+		r, c, d := s.begin(ctx)
+		defer r.Leave()
 		if d == nil {
 			d = s.admit(ctx, c)
 		}

@@ -17,6 +17,7 @@ import (
 	"github.com/chancery-project/chancery/ca"
 	"github.com/chancery-project/chancery/csr/agents"
 	"github.com/chancery-project/chancery/csr/answers"
+	"github.com/chancery-project/chancery/csr/evidence"
 )
 
 const (
@@ -71,7 +72,8 @@ func (s *Service) getBundle(g grpc.ServerStream) error {
 // issueBatch signs a batch. It fails as a whole only for its caller or its size; each request has a result of its own.
 func (s *Service) issueBatch(ctx context.Context, read func(proto.Message) error) (proto.Message, error) {
 	start := time.Now()
-	issuer, c, d := s.begin(ctx)
+	shared, c, d := s.begin(ctx)
+	defer shared.Leave()
 	if d != nil {
 		return nil, s.refuse(c, d, start)
 	}
@@ -82,12 +84,14 @@ func (s *Service) issueBatch(ctx context.Context, read func(proto.Message) error
 	if n := len(r.GetRequests()); n < 1 || n > maxBatch {
 		return nil, s.refuse(c, badCSR("the batch has %d requests; send 1 to %d", n, maxBatch), start)
 	}
-	shared := s.chains.Of(issuer)
+	if n := len(r.GetAgent()); n != 0 && n != evidence.AgentID {
+		return nil, s.refuse(c, badCSR("the agent's ID has %d bytes; it should have %d, or none", n, evidence.AgentID), start)
+	}
 	resp := &chanceryv1.IssueResponse{Bundle: shared.Bundle(), Checkpoints: s.checkpoints()}
-	resp.SignedBundle, _ = s.bundles.Signed(issuer.Bundle()) // of the same snapshot; why there is none, the log says
+	resp.SignedBundle, _ = s.bundles.Signed(shared.Issuer().Bundle()) // of the same snapshot; why there is none, the log says
 	for _, one := range r.GetRequests() {
 		begun := time.Now()
-		result, d := s.result(ctx, issuer, shared, c, one)
+		result, d := s.result(ctx, shared, c, r.GetAgent(), one)
 		s.metrics.observe(apiNative, c.Method, outcome(d), time.Since(begun))
 		if d != nil {
 			s.denied(c, one.GetSpiffeId(), d)
@@ -103,7 +107,7 @@ func (s *Service) refuse(c caller, d *Denial, start time.Time) error {
 	return d.status(d.message(c))
 }
 
-func (s *Service) result(ctx context.Context, issuer *ca.Issuer, shared *answers.Chains, c caller, r *chanceryv1.CertificateRequest) (*chanceryv1.Result, *Denial) {
+func (s *Service) result(ctx context.Context, shared *answers.Chains, c caller, agent []byte, r *chanceryv1.CertificateRequest) (*chanceryv1.Result, *Denial) {
 	if t := r.GetReplacesUntil(); t != nil { // a connection may show an older SVID, or none
 		c.svidEnds = t.AsTime()
 	}
@@ -111,7 +115,7 @@ func (s *Service) result(ctx context.Context, issuer *ca.Issuer, shared *answers
 	var cert *ca.Certificate
 	var id fmt.Stringer
 	if d == nil {
-		cert, id, d = s.issue(ctx, issuer, c, ask{r.GetCsr(), r.GetSpiffeId(), ttl, apiNative})
+		cert, id, d = s.issue(ctx, shared, c, ask{r.GetCsr(), r.GetSpiffeId(), ttl, apiNative, agent})
 	}
 	if d != nil {
 		refusal := &chanceryv1.Refusal{Code: uint32(d.Code), Reason: d.Reason, Message: d.message(c)}

@@ -33,7 +33,8 @@ type authority struct {
 
 	mu     sync.Mutex // guards all below
 	fail   error
-	other  bool // answer with a certificate for somebody else
+	other  bool          // answer with a certificate for somebody else
+	shown  *trust.Bundle // to answer with; nil: generation 1 of the root alone
 	issued []time.Time
 	keys   []crypto.PublicKey
 }
@@ -86,6 +87,9 @@ func (a *authority) issue(ctx context.Context, key crypto.Signer) (Issued, error
 	if err != nil {
 		return Issued{}, err
 	}
+	if a.shown != nil {
+		bundle = a.shown
+	}
 	a.issued = append(a.issued, time.Now())
 	a.keys = append(a.keys, key.Public())
 	return Issued{Chain: []*x509.Certificate{leaf}, Bundle: bundle}, nil
@@ -95,6 +99,21 @@ func (a *authority) set(fail error, other bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.fail, a.other = fail, other
+}
+
+// answer has all answers bring a bundle.
+func (a *authority) answer(b *trust.Bundle) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.shown = b
+}
+
+func (a *authority) id() trust.ID {
+	id, err := trust.ParseID("spiffe://td/ns/foo/sa/web")
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	return id
 }
 
 func (a *authority) times() []time.Time {

@@ -1,7 +1,6 @@
 package sds
 
 import (
-	"bytes"
 	"context"
 	"crypto/x509"
 	"fmt"
@@ -20,8 +19,6 @@ const (
 	retryAfter = time.Second
 	// patience is how long a proxy may take to acknowledge new roots before it is said that its new SVID waits for them.
 	patience = 5 * time.Second
-	// lastPart is the part of an SVID's life at whose beginning it does not count as working any more, where another one waits.
-	lastPart = 10
 )
 
 // join notes a stream in its caller's table; nil where none is kept.
@@ -166,7 +163,7 @@ func svidOf(name, version string, id *trust.Identity) consumers.SVID {
 func (s *Server) waits(sub *subscription, v *View, d due) bool {
 	root, now := d.id.Chain[len(d.id.Chain)-1].AuthorityKeyId, time.Now()
 	lacks := false
-	if hasRoot(v.Own(), root) {
+	if view.HasRoot(v.Own(), root) {
 		for _, o := range s.siblings(sub) {
 			lacks = lacks || o.lacks(v, root)
 		}
@@ -188,7 +185,7 @@ func (s *Server) waits(sub *subscription, v *View, d due) bool {
 	waited := now.Sub(e.since)
 	works := waited < patience // of what was sent before the agent was started nothing is known
 	if d.chain != nil {
-		works = stillWorks(d.chain, v.Own(), now)
+		works = view.StillWorks(d.chain, v.Own(), now)
 	}
 	args := []any{"node", sub.node, "uid", sub.peer.UID, "resource", clip(d.name, maxNodeID), "root", fmt.Sprintf("%x", root)}
 	switch {
@@ -207,30 +204,11 @@ func (sub *subscription) lacks(v *View, root []byte) bool {
 	sub.mu.Lock()
 	defer sub.mu.Unlock()
 	for name, e := range sub.names {
-		if v.TrustsOwn(name) && e.sent != nil && e.acked.Version != "" && !hasRoot(e.trusts, root) {
+		if v.TrustsOwn(name) && e.sent != nil && e.acked.Version != "" && !view.HasRoot(e.trusts, root) {
 			return true
 		}
 	}
 	return false
-}
-
-func hasRoot(b *trust.Bundle, id []byte) bool {
-	if b == nil {
-		return false
-	}
-	for _, r := range b.Roots() {
-		if bytes.Equal(r.SubjectKeyId, id) {
-			return true
-		}
-	}
-	return false
-}
-
-// stillWorks reports whether peers that have the bundle take an SVID, and will for a while.
-func stillWorks(chain []*x509.Certificate, b *trust.Bundle, now time.Time) bool {
-	leaf := chain[0]
-	margin := leaf.NotAfter.Sub(leaf.NotBefore) / lastPart
-	return now.Before(leaf.NotAfter.Add(-margin)) && hasRoot(b, chain[len(chain)-1].AuthorityKeyId) && b.CRLs().Check(leaf) == nil
 }
 
 // observe tells the table of consumers what is known of a stream, and wakes the streams of the same process for which that makes a
@@ -288,7 +266,7 @@ func (s *Server) entered(sub *subscription, v *View) bool {
 	}
 	var all []consumers.SVID
 	for _, id := range v.Identities {
-		all = append(all, svidOf(workloadName(id), workloadVersion(id), id))
+		all = append(all, svidOf(view.WorkloadName(id), view.WorkloadVersion(id), id))
 	}
 	err := sub.consumer.Hand(context.Background(), all)
 	if err == nil {
@@ -307,13 +285,6 @@ func (sub *subscription) again() <-chan time.Time {
 	sub.mu.Lock()
 	defer sub.mu.Unlock()
 	return sub.retryAt
-}
-
-// SVIDs of the Workload API are in the table under names of their own: a process may have the same one over SDS.
-func workloadName(id *trust.Identity) string { return "x509:" + id.ID.String() }
-
-func workloadVersion(id *trust.Identity) string {
-	return secret.Version("identity", view.RawOf(id.Chain)...)
 }
 
 // delivered notes what a stream of the Workload API holds. Its clients do not acknowledge: what was delivered counts.
@@ -335,7 +306,7 @@ func (s *Server) delivered(sub *subscription, version string, v *View) {
 	}
 	if sub.api == APIX509SVID {
 		for _, id := range v.Identities {
-			o.SVIDs[workloadName(id)] = workloadVersion(id)
+			o.SVIDs[view.WorkloadName(id)] = view.WorkloadVersion(id)
 		}
 	}
 	sub.consumer.See(o)

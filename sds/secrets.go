@@ -2,9 +2,6 @@ package sds
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
-	"fmt"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
@@ -61,7 +58,7 @@ func (s *secretService) StreamSecrets(stream secretv3.SecretDiscoveryService_Str
 		asked = false
 		s.cfg.Metrics.pushes.WithLabelValues(sub.api).Inc()
 		return stream.Send(&discoveryv3.DiscoveryResponse{
-			VersionInfo: versionOf(d.full),
+			VersionInfo: secret.VersionOf(d.full),
 			Resources:   secretsOf(d.full),
 			TypeUrl:     typeURL,
 			Nonce:       sub.launch(d.full, v),
@@ -96,7 +93,7 @@ func (s *secretService) DeltaSecrets(stream secretv3.SecretDiscoveryService_Delt
 				return nil
 			}
 			resp := &discoveryv3.DeltaDiscoveryResponse{
-				SystemVersionInfo: versionOf(d.full),
+				SystemVersionInfo: secret.VersionOf(d.full),
 				TypeUrl:           typeURL,
 				RemovedResources:  append(d.removed, d.absent...),
 				Nonce:             sub.launch(d.changed, v),
@@ -135,7 +132,7 @@ func (s *secretService) FetchSecrets(ctx context.Context, r *discoveryv3.Discove
 	if len(d.full) == 0 && len(d.absent) == 0 {
 		return nil, status.Error(codes.Unavailable, "nothing has been issued to this caller yet; try again")
 	}
-	return &discoveryv3.DiscoveryResponse{VersionInfo: versionOf(d.full), Resources: secretsOf(d.full), TypeUrl: typeURL}, nil
+	return &discoveryv3.DiscoveryResponse{VersionInfo: secret.VersionOf(d.full), Resources: secretsOf(d.full), TypeUrl: typeURL}, nil
 }
 
 func checkType(got string) error {
@@ -191,16 +188,4 @@ func (s *Server) reportAbsent(sub *subscription, names []string) {
 		s.cfg.Metrics.unknown.WithLabelValues(string(view.KindOf(n))).Inc()
 		s.cfg.Logger.Info("unknown resource asked for", "node", sub.nodeID(), "uid", sub.peer.UID, "resource", clip(n, 256))
 	}
-}
-
-// versionOf names a set of resources by their names and versions.
-func versionOf(rs []*secret.Resource) string {
-	if len(rs) == 1 {
-		return rs[0].Version
-	}
-	h := sha256.New()
-	for _, r := range rs {
-		fmt.Fprintf(h, "%q %s\n", r.Name, r.Version)
-	}
-	return hex.EncodeToString(h.Sum(nil)[:16])
 }

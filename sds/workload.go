@@ -2,8 +2,6 @@ package sds
 
 import (
 	"context"
-	"crypto/x509"
-	"fmt"
 	"path"
 	"strings"
 
@@ -13,9 +11,7 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
-	"github.com/chancery-project/chancery/sds/secret"
 	"github.com/chancery-project/chancery/sds/view"
-	"github.com/chancery-project/chancery/trust"
 )
 
 // workloadService is the SPIFFE Workload API, X.509 profile. Each message on a stream is the full state, sent only
@@ -60,12 +56,12 @@ func guardStream(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo, nex
 // FetchX509SVID streams the caller's SVIDs. A caller to whom nothing has been issued yet waits; one that had SVIDs
 // and loses the last of them gets PermissionDenied (Workload API section 4.1).
 func (s *workloadService) FetchX509SVID(_ *workload.X509SVIDRequest, stream workload.SpiffeWorkloadAPI_FetchX509SVIDServer) error {
-	return deliver(s.Server, stream, APIX509SVID, svidVersion, svidResponse)
+	return deliver(s.Server, stream, APIX509SVID, view.SVIDVersion, view.SVIDResponse)
 }
 
 // FetchX509Bundles streams the bundles of all trust domains that the caller may verify.
 func (s *workloadService) FetchX509Bundles(_ *workload.X509BundlesRequest, stream workload.SpiffeWorkloadAPI_FetchX509BundlesServer) error {
-	return deliver(s.Server, stream, APIX509Bundles, bundlesVersion, bundlesResponse)
+	return deliver(s.Server, stream, APIX509Bundles, view.BundlesVersion, view.BundlesResponse)
 }
 
 // deliver sends the message that render makes of the view whenever its version changes; version is empty while there
@@ -78,16 +74,16 @@ func deliver[T any](s *Server, stream grpc.ServerStreamingServer[T], api string,
 	defer s.close(sub)
 	sent := ""
 	for {
-		view, changed := source()
-		now, kept := version(view), false
+		seen, changed := source()
+		now, kept := version(seen), false
 		switch {
 		case now == "" && sent != "":
 			return status.Error(codes.PermissionDenied, "no identity issued: all that was issued has been withdrawn")
 		case now == sent:
-		case api == APIX509SVID && !s.entered(sub, view): // the caller keeps what it has
+		case api == APIX509SVID && !s.entered(sub, seen): // the caller keeps what it has
 			kept = true
 		default:
-			msg, err := render(view)
+			msg, err := render(seen)
 			if err != nil {
 				s.cfg.Logger.Error("workload not served", "api", api, "uid", sub.peer.UID, "reason", err.Error())
 				return status.Error(codes.Internal, "the agent cannot hand out this identity; its log says why")
@@ -101,7 +97,7 @@ func deliver[T any](s *Server, stream grpc.ServerStreamingServer[T], api string,
 			sent = now
 		}
 		if !kept && sent != "" {
-			s.delivered(sub, sent, view)
+			s.delivered(sub, sent, seen)
 		}
 		select {
 		case <-changed:
@@ -112,68 +108,4 @@ func deliver[T any](s *Server, stream grpc.ServerStreamingServer[T], api string,
 			return errStopping
 		}
 	}
-}
-
-func svidVersion(v *View) string {
-	if len(v.Identities) == 0 {
-		return ""
-	}
-	var parts [][]byte
-	for i, id := range v.Identities {
-		parts = append(parts, []byte("svid:"+v.Hint(i)))
-		parts = append(parts, view.RawOf(id.Chain)...)
-		parts = view.AppendCRLs(append(parts, v.BundleOf(id).DER()), v.BundleOf(id))
-	}
-	return secret.Version("svids", append(parts, []byte(bundlesVersion(v)))...)
-}
-
-func svidResponse(v *View) (*workload.X509SVIDResponse, error) {
-	resp := &workload.X509SVIDResponse{FederatedBundles: make(map[string][]byte), Crl: crlsOf(v)}
-	for _, b := range v.Bundles {
-		resp.FederatedBundles[b.Domain().URI()] = trust.ConcatDER(secret.RootsOf(b))
-	}
-	for i, id := range v.Identities {
-		key, err := x509.MarshalPKCS8PrivateKey(id.Key)
-		if err != nil {
-			return nil, fmt.Errorf("encoding private key of %s: %w", id.ID, err)
-		}
-		own := v.BundleOf(id)
-		resp.Svids = append(resp.Svids, &workload.X509SVID{
-			SpiffeId:    id.ID.String(),
-			X509Svid:    trust.ConcatDER(id.Chain),
-			X509SvidKey: key,
-			Bundle:      trust.ConcatDER(secret.RootsOf(own)),
-			Hint:        v.Hint(i),
-		})
-		delete(resp.FederatedBundles, own.Domain().URI())
-	}
-	return resp, nil
-}
-
-// crlsOf returns the CRLs of all domains. The Workload API has one list for all of them.
-func crlsOf(v *View) [][]byte {
-	var out [][]byte
-	for _, b := range v.Bundles {
-		out = append(out, b.CRLs().DER()...)
-	}
-	return out
-}
-
-func bundlesVersion(v *View) string {
-	if len(v.Bundles) == 0 {
-		return ""
-	}
-	var parts [][]byte
-	for _, b := range v.Bundles {
-		parts = view.AppendCRLs(append(parts, []byte(b.Domain().URI()), b.DER()), b)
-	}
-	return secret.Version("bundles", parts...)
-}
-
-func bundlesResponse(v *View) (*workload.X509BundlesResponse, error) {
-	resp := &workload.X509BundlesResponse{Bundles: make(map[string][]byte, len(v.Bundles)), Crl: crlsOf(v)}
-	for _, b := range v.Bundles {
-		resp.Bundles[b.Domain().URI()] = trust.ConcatDER(secret.RootsOf(b))
-	}
-	return resp, nil
 }

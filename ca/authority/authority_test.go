@@ -16,6 +16,7 @@ import (
 
 	"github.com/chancery-project/chancery/ca"
 	"github.com/chancery-project/chancery/ca/audit"
+	"github.com/chancery-project/chancery/ca/authority/swap"
 	"github.com/chancery-project/chancery/ca/document"
 	"github.com/chancery-project/chancery/ca/files"
 	"github.com/chancery-project/chancery/ca/keys"
@@ -296,11 +297,22 @@ func TestD7PluggedInIssuer(t *testing.T) {
 		t.Errorf("while its CRL was to go out the authorities were %v", waiting)
 	}
 
-	// Any change of the roots is refused, with the steps.
+	// A change of the roots by more than one step is refused, with the steps.
 	stranger := newCA(t, c)
+	read := func(roots ...*x509.Certificate) *files.Set {
+		t.Helper()
+		plugged(t, dir, &second, roots...)
+		set, err := files.Read(dir, files.CACerts)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return set
+	}
 	for name, write := range map[string]func(){
-		"another CA":   func() { plugged(t, dir, stranger, stranger.Root) },
-		"a root added": func() { plugged(t, dir, &second, made.Root, stranger.Root) },
+		"another CA":             func() { plugged(t, dir, stranger, stranger.Root) },
+		"root and key at once":   func() { plugged(t, dir, stranger, made.Root, stranger.Root) },
+		"two roots added":        func() { plugged(t, dir, &second, made.Root, stranger.Root, newCA(t, c).Root) },
+		"the own root among new": func() { plugged(t, dir, stranger, stranger.Root, made.Root) },
 	} {
 		write()
 		set, err := files.Read(dir, files.CACerts)
@@ -315,6 +327,17 @@ func TestD7PluggedInIssuer(t *testing.T) {
 	if k.issuer.Load().SKI() == first.SKI() || k.Document().Version != 4 {
 		t.Error("a refused change changed something")
 	}
+
+	// The first of the steps is recognised, and left to who rotates.
+	if err := k.hold(t.Context(), read(made.Root, stranger.Root)); err != nil {
+		t.Fatal(err)
+	}
+	k.mindIssuer(t.Context(), time.Now())
+	set, step, err := k.Swap(time.Now())
+	if err != nil || step.Kind != swap.Add || !step.Root.Equal(stranger.Root) || len(set.Roots) != 2 || k.Document().Version != 4 {
+		t.Errorf("a root was added: %+v, %v; version %d", step, err, k.Document().Version)
+	}
+	issue(t, k)
 }
 
 func TestRootThatIssuesItself(t *testing.T) {

@@ -7,26 +7,29 @@ import (
 
 	"github.com/chancery-project/chancery/api/chanceryv1"
 	"github.com/chancery-project/chancery/ca"
+	"github.com/chancery-project/chancery/csr/evidence"
 	"github.com/chancery-project/chancery/trust"
 )
 
 // Chains is what all answers of one issuer share, in the forms that the two APIs send.
 type Chains struct {
 	issuer *ca.Issuer
-	pem    []string // intermediates, one an element; then all roots in one
-	der    [][]byte // intermediates
+	ski    string
+	calls  *evidence.Calls // those that go by this issuer now
+	pem    []string        // intermediates, one an element; then all roots in one
+	der    [][]byte        // intermediates
 	bundle *chanceryv1.Bundle
 }
 
 // Cache holds the chains of the issuer of the moment. Its zero value is empty.
 type Cache struct{ p atomic.Pointer[Chains] }
 
-// Of returns the chains of an issuer.
-func (c *Cache) Of(i *ca.Issuer) *Chains {
+// Of returns the chains of an issuer; l counts the calls that go by it.
+func (c *Cache) Of(i *ca.Issuer, l *evidence.Ledger) *Chains {
 	if r := c.p.Load(); r != nil && r.issuer == i {
 		return r
 	}
-	r := &Chains{issuer: i, bundle: Roots(i.Bundle())}
+	r := &Chains{issuer: i, ski: i.SKI(), calls: l.Calls(i.SKI()), bundle: Roots(i.Bundle())}
 	for _, x := range i.Chain() {
 		r.pem = append(r.pem, string(trust.EncodeCertificates(x)))
 		r.der = append(r.der, x.Raw)
@@ -34,6 +37,24 @@ func (c *Cache) Of(i *ca.Issuer) *Chains {
 	r.pem = append(r.pem, string(i.Bundle().PEM()))
 	c.p.Store(r)
 	return r
+}
+
+// Issuer returns the issuer.
+func (r *Chains) Issuer() *ca.Issuer { return r.issuer }
+
+// Calls counts the calls that go by the issuer.
+func (r *Chains) Calls() *evidence.Calls { return r.calls }
+
+// Leave ends a call that began by the issuer; nil for one that found none.
+func (r *Chains) Leave() {
+	if r != nil {
+		r.calls.Leave()
+	}
+}
+
+// Leaf says of a certificate what the ledger keeps.
+func (r *Chains) Leaf(c *ca.Certificate) evidence.Leaf {
+	return evidence.Leaf{Issuer: r.ski, Serial: c.Serial, Generation: r.bundle.GetGeneration(), NotAfter: c.NotAfter}
 }
 
 // Bundle returns the roots. Callers must not change it.

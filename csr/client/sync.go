@@ -66,7 +66,7 @@ type SyncConfig struct {
 	// Consumers tells what is known of those who are served (decision D1), and a channel that is closed when that changes. It
 	// does not block. May be nil.
 	Consumers func() (*chanceryv1.ConsumersState, <-chan struct{})
-	// Reissue is told which issuers' SVIDs should be replaced within a time; again with each update. May be nil.
+	// Reissue is told which issuers' SVIDs should be replaced within a time; again and again while that is so. May be nil.
 	Reissue func(issuers [][]byte, within time.Duration)
 }
 
@@ -158,6 +158,7 @@ type talk struct {
 	newest      uint64                 // generation of the bundle that was applied last
 	open        *chanceryv1.SyncUpdate // that was refused or put off last; nil if it was not
 	why         string                 // that was said of it last
+	reissue     *chanceryv1.Reissue    // of the last update
 }
 
 // follow opens one stream and follows it to its end. It began once an update has come.
@@ -299,8 +300,16 @@ func receive(ctx context.Context, stream grpc.BidiStreamingClient[chanceryv1.Syn
 	return updates, ended
 }
 
+// urge passes on which SVIDs should be replaced.
+func (w *talk) urge() {
+	if r := w.reissue; r != nil && w.config.Reissue != nil && len(r.GetIssuers()) <= trust.MaxCRLs {
+		w.config.Reissue(r.GetIssuers(), min(max(r.GetWithin().AsDuration(), 0), maxWithin))
+	}
+}
+
 // retry takes the last update again if it was not applied: what stood against it may have changed.
 func (w *talk) retry() {
+	w.urge() // a new SVID may be of an old issuer again
 	if w.open != nil {
 		w.take(w.open)
 	}
@@ -309,9 +318,8 @@ func (w *talk) retry() {
 // take applies an update or refuses it, and notes which. What is older than what another server has sent, when a stream begins, is
 // neither: that server is about to hear of it.
 func (w *talk) take(u *chanceryv1.SyncUpdate) {
-	if r := u.GetReissue(); r != nil && w.config.Reissue != nil && len(r.GetIssuers()) <= trust.MaxCRLs {
-		w.config.Reissue(r.GetIssuers(), min(max(r.GetWithin().AsDuration(), 0), maxWithin))
-	}
+	w.reissue = u.GetReissue()
+	w.urge()
 	metrics, logger := w.Client.config.Metrics, w.Client.config.Logger
 	bundle, err := w.readUpdate(u, time.Now())
 	if err == nil {

@@ -53,7 +53,9 @@ type Ledger struct {
 	dirty  atomic.Bool  // the sets may have changed
 	closed atomic.Bool  // nothing is signed any more
 	calls  sync.Map     // of *Calls, by issuer
-	names  *rate.Sometimes
+	// entering counts those who do not know yet to which of these they belong.
+	entering atomic.Int64
+	names    *rate.Sometimes
 
 	mu sync.Mutex // guards all below; taken before a shard's and before the board's
 	phase
@@ -130,7 +132,20 @@ type Client struct {
 	Pod      []byte // hash of its UID, as in certificates; empty if it is none, or not known
 	Identity string // that was asked for
 	Shown    string // serial of the certificate that the call came with, hex; empty for none
-	Name     string // for people
+
+	Caller, Place, Remote string // for people
+}
+
+// name says who a client is.
+func (c *Client) name() string {
+	name := c.Identity
+	if c.Caller != c.Identity {
+		name += " for " + c.Caller
+	}
+	if c.Place != "" {
+		name += " on " + c.Place
+	}
+	return name + " at " + c.Remote
 }
 
 // New returns a ledger without consumers.
@@ -257,7 +272,7 @@ func (l *Ledger) ToClient(c Client, x Leaf) {
 	s := l.shard(consumer)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	e := l.entry(s, consumer, func() string { return c.Name })
+	e := l.entry(s, consumer, c.name)
 	if e == nil {
 		l.ends(&l.over, x.NotAfter)
 		return

@@ -3,6 +3,7 @@ package evidence
 import (
 	"context"
 	"errors"
+	"runtime"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -28,11 +29,31 @@ const (
 // Calls counts the calls that may sign with one issuer at this moment.
 type Calls struct{ n atomic.Int64 }
 
-// Enter comes before the issuer of a call is known to be the one in use still, Leave after what it was given is noted.
-func (c *Calls) Enter() { c.n.Add(1) }
-
-// Leave ends what Enter began.
+// Leave ends what Enter began, once all that was given is noted.
 func (c *Calls) Leave() { c.n.Add(-1) }
+
+// Enter begins a call: of finds out which issuer it goes by, and returns its Calls; nil if there is none. Of two that come after
+// one another, a change of the issuer and a look at the counters, the second misses no call that began by the issuer before.
+func Enter[T any](l *Ledger, of func() (T, *Calls)) T {
+	l.entering.Add(1)
+	defer l.entering.Add(-1)
+	x, c := of()
+	if c != nil {
+		c.n.Add(1)
+	}
+	return x
+}
+
+// settle waits until nobody is between finding out the issuer and counting itself; that takes nanoseconds.
+func (l *Ledger) settle() bool {
+	for range 10_000 {
+		if l.entering.Load() == 0 {
+			return true
+		}
+		runtime.Gosched()
+	}
+	return false
+}
 
 // Calls returns the counter of an issuer, named in hex.
 func (l *Ledger) Calls(issuer string) *Calls {
@@ -247,7 +268,7 @@ func (l *Ledger) close() {
 	if !l.take(now) {
 		return
 	}
-	signing := false
+	signing := !l.settle()
 	l.calls.Range(func(_, c any) bool { signing = signing || c.(*Calls).n.Load() > 0; return true })
 	var e board.Evidence
 	if l.acknowledged {

@@ -130,7 +130,8 @@ func (l *Ledger) sets(now time.Time) (out sets) {
 	out.Goal = l.goal
 	a := aimOf(l.goal, now)
 	var sample []board.Laggard
-	judged := map[uint64]bool{} // of those that the former process had as behind
+	l.others(&out, &sample, now) // first: who is not under way any more is in the shards
+	judged := map[uint64]bool{}  // of those that the former process had as behind
 	inherits := l.inherits()
 	if inherits {
 		for _, b := range l.former.behind {
@@ -177,7 +178,6 @@ func (l *Ledger) sets(now time.Time) (out sets) {
 			}
 		}
 	}
-	l.others(&out, &sample, now)
 	l.bound(&out.Evidence, sample, now)
 	out.rest = len(l.pointed) - len(out.Settled)
 	return out
@@ -220,8 +220,9 @@ func (l *Ledger) others(out *sets, sample *[]board.Laggard, now time.Time) {
 		out.Behind = append(out.Behind, board.Behind{Consumer: c, Until: until.Truncate(time.Second).Add(time.Second).UTC()})
 		*sample = append([]board.Laggard{{Consumer: c, Name: name, Why: why}}, *sample...)
 	}
+	settled := l.settle()
 	for _, id := range l.goal.Leave {
-		if c, ok := l.calls.Load(id); ok && c.(*Calls).n.Load() > 0 {
+		if c, ok := l.calls.Load(id); ok && c.(*Calls).n.Load() > 0 || !settled {
 			add("certificates that are being signed", id, "by issuer "+id+", a moment ago", now.Add(l.config.MaxLife))
 		}
 	}

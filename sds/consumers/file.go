@@ -13,6 +13,8 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/chancery-project/chancery/ca/durable"
 )
 
@@ -36,6 +38,10 @@ func Open(c Config) (*Table, error) {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
 	t := &Table{file: c.File, logger: c.Logger, boot: bootID(), live: map[Process]*consumer{}, changed: make(chan struct{})}
+	var err error
+	if t.lock, err = hold(c.File + ".lock"); err != nil {
+		return nil, err
+	}
 	data, err := readFile(c.File)
 	if err == nil {
 		err = t.load(data)
@@ -58,9 +64,22 @@ func Open(c Config) (*Table, error) {
 	b := t.join()
 	t.mu.Unlock()
 	if <-b.done; b.err != nil {
-		return nil, b.err
+		return nil, errors.Join(b.err, t.Close())
 	}
 	return t, nil
+}
+
+// hold keeps other processes from the file. The kernel lets go of it with the process.
+func hold(path string) (*os.File, error) {
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("table of consumers: %w", err)
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		f.Close()
+		return nil, fmt.Errorf("table of consumers: %s is held by another agent (%w); give each agent a file of its own", path, err)
+	}
+	return f, nil
 }
 
 func readFile(path string) ([]byte, error) {

@@ -7,9 +7,11 @@
 package consumers
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"log/slog"
+	"os"
 	"slices"
 	"sync"
 	"time"
@@ -78,7 +80,8 @@ type Config struct {
 type Table struct {
 	file   string
 	logger *slog.Logger
-	boot   string // of the machine: processes of another one are gone
+	lock   *os.File // held for as long as the table is used
+	boot   string   // of the machine: processes of another one are gone
 
 	mu      sync.Mutex // guards all below
 	id      [16]byte
@@ -110,6 +113,12 @@ type batch struct {
 	done chan struct{}
 	err  error // once done is closed
 }
+
+// ID names the table. Another one means that what an earlier one said is lost.
+func (t *Table) ID() []byte { return bytes.Clone(t.id[:]) }
+
+// Close lets go of the file.
+func (t *Table) Close() error { return t.lock.Close() }
 
 // Join notes a stream that a process has opened; Leave ends it.
 func (t *Table) Join(p Process, api string) *Stream {

@@ -4,6 +4,7 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"encoding/hex"
+	"fmt"
 	"io"
 	"runtime"
 	"sync"
@@ -75,6 +76,18 @@ func Version(what string, parts ...[]byte) string {
 		binary.BigEndian.PutUint64(n[:], uint64(len(p)))
 		h.Write(n[:])
 		h.Write(p)
+	}
+	return hex.EncodeToString(h.Sum(nil)[:16])
+}
+
+// VersionOf names a set of resources by their names and versions.
+func VersionOf(rs []*Resource) string {
+	if len(rs) == 1 {
+		return rs[0].Version
+	}
+	h := sha256.New()
+	for _, r := range rs {
+		fmt.Fprintf(h, "%q %s\n", r.Name, r.Version)
 	}
 	return hex.EncodeToString(h.Sum(nil)[:16])
 }

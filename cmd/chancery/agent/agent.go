@@ -11,7 +11,9 @@ import (
 
 	"github.com/chancery-project/chancery/cmd/chancery/process"
 	"github.com/chancery-project/chancery/csr/client"
+	"github.com/chancery-project/chancery/csr/client/anchor"
 	"github.com/chancery-project/chancery/sds"
+	"github.com/chancery-project/chancery/sds/consumers"
 )
 
 // Command returns `chancery agent`.
@@ -40,17 +42,27 @@ func Command() *cobra.Command {
 // serve runs an agent until ctx ends.
 func serve(ctx context.Context, s *Settings, logger *slog.Logger) error {
 	registry := process.NewRegistry()
+	metrics, l, err := s.listen() // what follows is this agent's as long as it has the socket
+	if err != nil {
+		return err
+	}
+	defer func() { metrics.Close(); l.Close() }() // for an error before they are served on
+	table, kept, err := s.open(logger)
+	if err != nil {
+		return err
+	}
+	defer table.Close()
 	var server *sds.Server
 	keeper := NewKeeper(KeeperConfig{
 		Client: client.Config{
 			Servers: s.Addresses(), Domain: s.id.Domain(), Roots: client.RootsFile(s.ServerRoots), Token: client.TokenFile(s.TokenFile),
-			Cluster: s.Cluster, ID: s.id, TTL: s.ttl, Metrics: client.NewMetrics(registry),
+			Cluster: s.Cluster, ID: s.id, TTL: s.ttl, Metrics: client.NewMetrics(registry), Anchor: kept, RootsAt: "serverRoots, " + s.ServerRoots,
 		},
-		Logger: logger, Observe: CountRenewals(registry), NotEnforcing: func() []string { return NotEnforcing(server.Streams()) },
+		Logger: logger, Observe: CountRenewals(registry), NotEnforcing: func() []string { return NotEnforcing(server.Streams()) }, Table: table,
 	})
 	source := SourceOf(keeper, s.naming)
-	server, err := sds.NewServer(sds.Config{
-		Files: s.Files, Logger: logger, Metrics: sds.NewMetrics(registry),
+	server, err = sds.NewServer(sds.Config{
+		Files: s.Files, Logger: logger, Metrics: sds.NewMetrics(registry), Consumers: func(sds.Peer) *consumers.Table { return table },
 		Attest: func(_ context.Context, p sds.Peer) (sds.Source, error) {
 			if !s.allowed(p.UID) {
 				return nil, &sds.Refused{Reason: "uid_not_allowed", Err: fmt.Errorf("uid %d is not in allowUIDs", p.UID)}
@@ -61,11 +73,9 @@ func serve(ctx context.Context, s *Settings, logger *slog.Logger) error {
 	if err != nil {
 		return s.wrong(err)
 	}
-	registry.MustRegister(Expiries(func() []*Keeper { return []*Keeper{keeper} })...)
-	metrics, l, err := s.listen()
-	if err != nil {
-		return err
-	}
+	keepers := func() []*Keeper { return []*Keeper{keeper} }
+	registry.MustRegister(Expiries(keepers)...)
+	registry.MustRegister(Evidence(keepers)...)
 	logger.Info("agent serves", "socket", s.Socket, "metrics", metrics.Addr().String(), "spiffe_id", s.id.String())
 	defer process.SayStopping(ctx, logger)()
 	g, ctx := errgroup.WithContext(ctx)
@@ -77,6 +87,19 @@ func serve(ctx context.Context, s *Settings, logger *slog.Logger) error {
 	})
 	g.Go(func() error { return server.Run(ctx, l) })
 	return g.Wait()
+}
+
+// open reads what is kept over restarts.
+func (s *Settings) open(logger *slog.Logger) (*consumers.Table, *anchor.Anchor, error) {
+	kept, err := anchor.Open(anchor.Config{File: s.Bundle, Domain: s.id.Domain(), Logger: logger})
+	if err != nil {
+		return nil, nil, s.wrong(fmt.Errorf("bundle: %w", err))
+	}
+	table, err := consumers.Open(consumers.Config{File: s.Consumers, Logger: logger})
+	if err != nil {
+		return nil, nil, s.wrong(fmt.Errorf("consumers: %w", err))
+	}
+	return table, kept, nil
 }
 
 // listen opens the metrics address and the socket, and says where.

@@ -37,6 +37,14 @@ type Config struct {
 	// Socket is where SDS and the Workload API are served, a Unix socket. Default /run/chancery/agent.sock. Its folder
 	// should belong to the agent's user: who can write there can pose as the agent.
 	Socket string `json:"socket,omitempty"`
+	// Consumers is the file with the table of those who were handed SVIDs, which rotations go by; mode 0600. Default: socket with
+	// .consumers at its end. On a disk that outlives the machine's restart, if the agent should be known again after one. Who can
+	// write it can have a rotation go on before this node's proxies are ready for it.
+	Consumers string `json:"consumers,omitempty"`
+	// Bundle is the file with the newest bundle and the bundle key that was pinned, mode 0600. Default: socket with .bundle at its
+	// end. With it an agent that was off while all roots were replaced finds back by itself. Who can write it can have the agent
+	// trust other roots.
+	Bundle string `json:"bundle,omitempty"`
 	// Identity is the SPIFFE ID to fetch and serve, such as spiffe://cluster.local/ns/foo/sa/web. Required.
 	Identity string `json:"identity"`
 	// AllowUIDs lists the Unix users that are served, besides root and the agent's own. Default none.
@@ -88,7 +96,9 @@ func parseConfig(data []byte, file string) (*Settings, error) {
 	}
 	process.SetDefault(&s.Socket, DefaultSocket)
 	process.SetDefault(&s.Metrics, "127.0.0.1:9444")
-	paths := []*string{&s.ServerRoots, &s.TokenFile, &s.Socket, &s.AddrFile}
+	process.SetDefault(&s.Consumers, s.Socket+".consumers")
+	process.SetDefault(&s.Bundle, s.Socket+".bundle")
+	paths := []*string{&s.ServerRoots, &s.TokenFile, &s.Socket, &s.Consumers, &s.Bundle, &s.AddrFile}
 	for i := range s.Files {
 		paths = append(paths, &s.Files[i])
 	}
@@ -131,7 +141,8 @@ func (s *Settings) checkPresent() error {
 			return fmt.Errorf("%s is missing; %s", f.name, f.like)
 		}
 	}
-	if err := process.CheckDistinct([]process.File{{Field: "socket", Path: s.Socket}, {Field: "addrFile", Path: s.AddrFile}},
+	if err := process.CheckDistinct([]process.File{{Field: "socket", Path: s.Socket}, {Field: "consumers", Path: s.Consumers}, {Field: "bundle", Path: s.Bundle},
+		{Field: "addrFile", Path: s.AddrFile}},
 		[]process.File{{Field: "serverRoots", Path: s.ServerRoots}, {Field: "tokenFile", Path: s.TokenFile}}); err != nil {
 		return err
 	}

@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"crypto"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -18,6 +19,7 @@ import (
 	"github.com/chancery-project/chancery/csr/client"
 	"github.com/chancery-project/chancery/rotate"
 	"github.com/chancery-project/chancery/sds"
+	"github.com/chancery-project/chancery/sds/consumers"
 	"github.com/chancery-project/chancery/trust"
 )
 
@@ -25,20 +27,33 @@ import (
 type Keeper struct {
 	*rotate.Keeper
 	client       *client.Client
+	logger       *slog.Logger
 	notEnforcing func() []string
+	table        *consumers.Table // nil: none is kept
+	pinned       func() bool
+
+	mu     sync.Mutex        // guards all below
+	urged  *x509.Certificate // that was to be replaced before its time last
+	unfit  uint64            // generation of the roots that the SVID in use does not verify against, as they came last
+	since  time.Time         // when they first came
+	forced bool              // they were taken nevertheless
 }
 
 // KeeperConfig is what a Keeper is made of.
 type KeeperConfig struct {
 	Client       client.Config // but for Current, and Logger
 	Logger       *slog.Logger
-	Observe      func(error)     // told the outcome of each try to renew; nil = nobody
-	NotEnforcing func() []string // as in client.SyncConfig
+	Observe      func(error)      // told the outcome of each try to renew; nil = nobody
+	NotEnforcing func() []string  // as in client.SyncConfig
+	Table        *consumers.Table // of those whom the identity is served to; nil: none is kept
 }
 
 // NewKeeper joins a keeper and a client: the client shows the keeper's SVID, the keeper gets what the client brings.
 func NewKeeper(c KeeperConfig) *Keeper {
-	k := &Keeper{notEnforcing: c.NotEnforcing}
+	k := &Keeper{notEnforcing: c.NotEnforcing, logger: c.Logger, table: c.Table, pinned: func() bool { return c.Client.Anchor != nil && c.Client.Anchor.Pinned() }}
+	if c.Table != nil {
+		c.Client.Agent = c.Table.ID()
+	}
 	c.Client.Current = func() *trust.Identity {
 		id, _ := k.Current()
 		return id
@@ -60,8 +75,15 @@ func (k *Keeper) Run(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return k.Keeper.Run(ctx) })
 	g.Go(func() error {
-		return k.client.Sync(ctx, client.SyncConfig{Served: k.served, Apply: k.Adopt, NotEnforcing: k.notices})
+		s := client.SyncConfig{Served: k.served, Apply: k.apply, NotEnforcing: k.notices, Reissue: k.reissue}
+		if k.table != nil {
+			s.Consumers = k.evidence
+		}
+		return k.client.Sync(ctx, s)
 	})
+	if k.table != nil {
+		g.Go(func() error { return k.table.Run(ctx) })
+	}
 	return g.Wait()
 }
 

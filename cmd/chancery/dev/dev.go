@@ -155,7 +155,7 @@ func (d *dev) serve(ctx context.Context, s *server.Server, settings *server.Sett
 		}
 		d.say("Server listens on %s (gRPC, TLS 1.3) and shows metrics on http://%s/metrics.", listen, metrics)
 		return d.agent(ctx, s, settings, newUsers(usersConfig{
-			tokens: tokens, onChange: d.sayRenewed, logger: d.logger, observe: agent.CountRenewals(s.Registry()),
+			tokens: tokens, files: d.path(socketName), onChange: d.sayRenewed, logger: d.logger, observe: agent.CountRenewals(s.Registry()),
 			client: client.Config{
 				Servers: []string{listen.String()}, Roots: rootsOf(s), Cluster: clusterName, TTL: d.flags.ttl, Metrics: client.NewMetrics(s.Registry()),
 			},
@@ -177,7 +177,7 @@ func rootsOf(s *server.Server) func() ([]*x509.Certificate, error) {
 
 // agent serves the socket; each Unix user gets a keeper of its own when it first connects.
 func (d *dev) agent(ctx context.Context, s *server.Server, settings *server.Settings, u *users, begun time.Time) error {
-	a, err := sds.NewServer(sds.Config{Logger: d.logger, Metrics: sds.NewMetrics(s.Registry()), Attest: u.attest})
+	a, err := sds.NewServer(sds.Config{Logger: d.logger, Metrics: sds.NewMetrics(s.Registry()), Attest: u.attest, Consumers: u.consumers})
 	if err != nil {
 		return err
 	}
@@ -187,6 +187,7 @@ func (d *dev) agent(ctx context.Context, s *server.Server, settings *server.Sett
 		return err
 	}
 	s.Registry().MustRegister(agent.Expiries(u.keepers)...)
+	s.Registry().MustRegister(agent.Evidence(u.keepers)...)
 	self := uint32(os.Getuid())
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return a.Run(ctx, l) })

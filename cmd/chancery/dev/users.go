@@ -13,7 +13,9 @@ import (
 
 	"github.com/chancery-project/chancery/cmd/chancery/agent"
 	"github.com/chancery-project/chancery/csr/client"
+	"github.com/chancery-project/chancery/csr/client/anchor"
 	"github.com/chancery-project/chancery/sds"
+	"github.com/chancery-project/chancery/sds/consumers"
 	"github.com/chancery-project/chancery/trust"
 )
 
@@ -29,6 +31,7 @@ type usersConfig struct {
 	// notEnforcing tells which consumers of the agent take no notice of CRLs.
 	notEnforcing func() []string
 	onChange     func(*trust.Identity) // told of each new SVID
+	files        string                // where what is kept of each user lies, less its ending; empty: in memory alone
 }
 
 // users gives each Unix user that connects an identity of its own.
@@ -48,6 +51,7 @@ func newUsers(c usersConfig) *users {
 type member struct {
 	keeper *agent.Keeper
 	source sds.Source
+	table  *consumers.Table // nil: none is kept
 }
 
 // run keeps the identities fresh until ctx ends.
@@ -73,6 +77,15 @@ func (u *users) attest(_ context.Context, p sds.Peer) (sds.Source, error) {
 	return m.source, nil
 }
 
+// consumers returns the table of a peer's user.
+func (u *users) consumers(p sds.Peer) *consumers.Table {
+	m, err := u.member(p.UID)
+	if err != nil {
+		return nil
+	}
+	return m.table
+}
+
 func (u *users) member(uid uint32) (*member, error) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -94,7 +107,16 @@ func (u *users) member(uid uint32) (*member, error) {
 	c := u.client
 	c.Domain, c.ID = domain, id
 	c.Token = func(context.Context) (string, error) { return u.tokens.token(account) }
-	m := &member{keeper: agent.NewKeeper(agent.KeeperConfig{Client: c, Logger: u.logger, Observe: u.observe, NotEnforcing: u.notEnforcing})}
+	m := new(member)
+	if u.files != "" {
+		if c.Anchor, err = anchor.Open(anchor.Config{File: fmt.Sprintf("%s.bundle.%d", u.files, uid), Domain: domain, Logger: u.logger}); err != nil {
+			return nil, err
+		}
+		if m.table, err = consumers.Open(consumers.Config{File: fmt.Sprintf("%s.consumers.%d", u.files, uid), Logger: u.logger}); err != nil {
+			return nil, err
+		}
+	}
+	m.keeper = agent.NewKeeper(agent.KeeperConfig{Client: c, Logger: u.logger, Observe: u.observe, NotEnforcing: u.notEnforcing, Table: m.table})
 	m.source = agent.SourceOf(m.keeper, nil)
 	u.all[uid] = m
 	u.added <- m // never blocks: there is room for all

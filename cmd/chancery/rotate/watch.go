@@ -114,7 +114,9 @@ func (w *watcher) end(s *statusJSON, x *rotationJSON) error {
 		l.add("%s", pastLine(x))
 	}
 	if w.screen != nil {
-		return w.screen.draw(l)
+		if err := w.screen.draw(nil); err != nil { // the table is over; what stays is not cut
+			return err
+		}
 	}
 	return l.print(w.out)
 }

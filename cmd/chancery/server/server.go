@@ -129,8 +129,8 @@ func Open(ctx context.Context, settings *Settings, logger *slog.Logger) (_ *Serv
 func (s *Server) openRotation() {
 	c := s.settings
 	s.rotation = staged.New(staged.Config{
-		Domain: c.domain, Authority: s.authority, Notes: s.board.All, Changed: s.board.Changed, Floor: c.rotation.Readers, LeafTTL: c.profile.MaxTTL(), RootMaxAge: c.rotation.RootMaxAge,
-		Log: s.log, Logger: s.logger, Metrics: s.registry,
+		Domain: c.domain, Authority: s.authority, Notes: s.board.All, Changed: s.board.Changed, Floor: c.rotation.Readers, LeafTTL: c.profile.MaxTTL(), Typical: c.profile.DefaultTTL(),
+		RootMaxAge: c.rotation.RootMaxAge, Blind: func() []string { return s.desk.Agents().NotEnforcing(time.Now()) }, Log: s.log, Logger: s.logger, Metrics: s.registry,
 	})
 	s.notes = adminsocket.NewNotes(s.log)
 	s.rotating = rotating.Open(rotating.DeskConfig{Domain: c.domain, Manager: s.rotation, ActorOf: adminsocket.ActorOf, Note: s.notes.Note})

@@ -33,6 +33,7 @@ type Address struct {
 	Addr string // IP:port, or name if a proxy looks it up
 }
 
+// String names the server, and where it is if that is not in the name.
 func (a Address) String() string {
 	if a.Name == a.Addr {
 		return a.Addr

@@ -12,6 +12,7 @@ import (
 	"github.com/spiffe/go-spiffe/v2/proto/spiffe/workload"
 	"google.golang.org/grpc/metadata"
 
+	"github.com/chancery-project/chancery/sds/socket"
 	"github.com/chancery-project/chancery/trust"
 )
 
@@ -95,7 +96,7 @@ func TestWorkloadAPIHasCRLs(t *testing.T) {
 	web, plain := ca.identity("/ns/foo/sa/web"), ca.bundle()
 	box := newBox(&View{Identities: []*trust.Identity{web}, Bundles: []*trust.Bundle{plain}})
 	a := start(t, Config{Attest: box.attest})
-	ctx := metadata.AppendToOutgoingContext(a.context(), securityHeader, "true")
+	ctx := metadata.AppendToOutgoingContext(a.context(), socket.SecurityHeader, "true")
 	api := workload.NewSpiffeWorkloadAPIClient(a.conn)
 	svids, err := api.FetchX509SVID(ctx, new(workload.X509SVIDRequest))
 	must(t, err)

@@ -133,8 +133,8 @@ func (s *Server) newGRPC(creds credentials.TransportCredentials) (*grpc.Server, 
 		// A node has many connections that are silent nearly always: small buffers.
 		grpc.ReadBufferSize(1<<10),
 		grpc.WriteBufferSize(16<<10),
-		grpc.ChainUnaryInterceptor(guardUnary),
-		grpc.ChainStreamInterceptor(guardStream),
+		grpc.ChainUnaryInterceptor(socket.GuardUnary),
+		grpc.ChainStreamInterceptor(socket.GuardStream),
 	)
 	secretv3.RegisterSecretDiscoveryServiceServer(g, &secretService{Server: s})
 	workload.RegisterSpiffeWorkloadAPIServer(g, &workloadService{Server: s})

@@ -262,10 +262,10 @@ func (s *Server) compare(sub *subscription, v *View) difference {
 	for _, name := range slices.Sorted(maps.Keys(sub.names)) {
 		e := sub.names[name]
 		a := v.Answer(s.files, name)
-		r := s.currentOf(sub.api, e, name, a)
 		if sub.keep[name] {
 			a.Standing = view.Pending
 		}
+		r := s.currentOf(sub.api, e, name, a)
 		d.settled = d.settled || a.Standing != view.Pending
 		switch {
 		case r != nil:

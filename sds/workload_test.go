@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
 
+	"github.com/chancery-project/chancery/sds/socket"
 	"github.com/chancery-project/chancery/trust"
 )
 
@@ -107,15 +108,15 @@ func TestWorkloadAPIRefusals(t *testing.T) {
 	box := newBox(&View{Identities: []*trust.Identity{ca.identity("/a")}, Bundles: []*trust.Bundle{ca.bundle()}})
 	a := start(t, Config{Attest: box.attest})
 	api := workload.NewSpiffeWorkloadAPIClient(a.conn)
-	for _, header := range [][]string{nil, {securityHeader, "false"}, {securityHeader, ""}} {
+	for _, header := range [][]string{nil, {socket.SecurityHeader, "false"}, {socket.SecurityHeader, ""}} {
 		stream, err := api.FetchX509SVID(metadata.AppendToOutgoingContext(a.context(), header...), new(workload.X509SVIDRequest))
 		must(t, err)
 		_, err = stream.Recv()
-		wantCode(t, err, codes.InvalidArgument, securityHeader)
+		wantCode(t, err, codes.InvalidArgument, socket.SecurityHeader)
 		_, err = api.FetchJWTSVID(metadata.AppendToOutgoingContext(a.context(), header...), new(workload.JWTSVIDRequest))
-		wantCode(t, err, codes.InvalidArgument, securityHeader)
+		wantCode(t, err, codes.InvalidArgument, socket.SecurityHeader)
 	}
-	ctx := metadata.AppendToOutgoingContext(a.context(), securityHeader, "true")
+	ctx := metadata.AppendToOutgoingContext(a.context(), socket.SecurityHeader, "true")
 	_, err := api.FetchJWTSVID(ctx, new(workload.JWTSVIDRequest))
 	wantCode(t, err, codes.Unimplemented, "X.509 profile only")
 	_, err = api.ValidateJWTSVID(ctx, new(workload.ValidateJWTSVIDRequest))

@@ -3380,10 +3380,12 @@ func (x *GetAuthoritiesResponse) GetDomains() []*DomainAuthorities {
 }
 
 type DomainAuthorities struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	TrustDomain   string                 `protobuf:"bytes,1,opt,name=trust_domain,json=trustDomain,proto3" json:"trust_domain,omitempty"`
-	Generation    uint64                 `protobuf:"varint,2,opt,name=generation,proto3" json:"generation,omitempty"`
-	Authorities   []*Authority           `protobuf:"bytes,3,rep,name=authorities,proto3" json:"authorities,omitempty"`
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	TrustDomain string                 `protobuf:"bytes,1,opt,name=trust_domain,json=trustDomain,proto3" json:"trust_domain,omitempty"`
+	Generation  uint64                 `protobuf:"varint,2,opt,name=generation,proto3" json:"generation,omitempty"`
+	Authorities []*Authority           `protobuf:"bytes,3,rep,name=authorities,proto3" json:"authorities,omitempty"`
+	// Ed25519 public key that agents pin, 32 bytes; empty if there is none yet.
+	BundleKey     []byte `protobuf:"bytes,4,opt,name=bundle_key,json=bundleKey,proto3" json:"bundle_key,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3439,17 +3441,26 @@ func (x *DomainAuthorities) GetAuthorities() []*Authority {
 	return nil
 }
 
+func (x *DomainAuthorities) GetBundleKey() []byte {
+	if x != nil {
+		return x.BundleKey
+	}
+	return nil
+}
+
 type Authority struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Subject key identifier in hex.
 	Id string `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
 	// "root" or "issuer".
 	Kind string `protobuf:"bytes,2,opt,name=kind,proto3" json:"kind,omitempty"`
-	// "prepared", "active", "retiring" or "tainted".
+	// "prepared", "active" or "retiring".
 	State      string `protobuf:"bytes,3,opt,name=state,proto3" json:"state,omitempty"`
 	Generation uint64 `protobuf:"varint,4,opt,name=generation,proto3" json:"generation,omitempty"`
 	// DER.
-	Certificate   []byte `protobuf:"bytes,5,opt,name=certificate,proto3" json:"certificate,omitempty"`
+	Certificate []byte `protobuf:"bytes,5,opt,name=certificate,proto3" json:"certificate,omitempty"`
+	// Since when its key is thought to be known to others; absent if it is not.
+	Tainted       *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=tainted,proto3" json:"tainted,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3515,6 +3526,13 @@ func (x *Authority) GetGeneration() uint64 {
 func (x *Authority) GetCertificate() []byte {
 	if x != nil {
 		return x.Certificate
+	}
+	return nil
+}
+
+func (x *Authority) GetTainted() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Tainted
 	}
 	return nil
 }
@@ -3744,9 +3762,13 @@ type GetStatusResponse_Document struct {
 	Generation uint64                   `protobuf:"varint,2,opt,name=generation,proto3" json:"generation,omitempty"`
 	Logs       []*GetStatusResponse_Log `protobuf:"bytes,3,rep,name=logs,proto3" json:"logs,omitempty"`
 	// When an issuer was requested whose certificate was not imported yet; absent if none was.
-	Requested     *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=requested,proto3" json:"requested,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Requested *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=requested,proto3" json:"requested,omitempty"`
+	// Public key that agents pin, 32 bytes; empty if there is none yet.
+	BundleKey []byte `protobuf:"bytes,5,opt,name=bundle_key,json=bundleKey,proto3" json:"bundle_key,omitempty"`
+	// Why bundles are not signed by it; empty if they are.
+	BundleKeyError string `protobuf:"bytes,6,opt,name=bundle_key_error,json=bundleKeyError,proto3" json:"bundle_key_error,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *GetStatusResponse_Document) Reset() {
@@ -3805,6 +3827,20 @@ func (x *GetStatusResponse_Document) GetRequested() *timestamppb.Timestamp {
 		return x.Requested
 	}
 	return nil
+}
+
+func (x *GetStatusResponse_Document) GetBundleKey() []byte {
+	if x != nil {
+		return x.BundleKey
+	}
+	return nil
+}
+
+func (x *GetStatusResponse_Document) GetBundleKeyError() string {
+	if x != nil {
+		return x.BundleKeyError
+	}
+	return ""
 }
 
 type GetStatusResponse_Log struct {
@@ -3993,7 +4029,9 @@ type GetStatusResponse_Certificate struct {
 	// Whether it is part of the chain that signs now, or the server's own.
 	InUse bool `protobuf:"varint,3,opt,name=in_use,json=inUse,proto3" json:"in_use,omitempty"`
 	// DER.
-	Certificate   []byte `protobuf:"bytes,4,opt,name=certificate,proto3" json:"certificate,omitempty"`
+	Certificate []byte `protobuf:"bytes,4,opt,name=certificate,proto3" json:"certificate,omitempty"`
+	// As in Authority.
+	Tainted       *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=tainted,proto3" json:"tainted,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4052,6 +4090,13 @@ func (x *GetStatusResponse_Certificate) GetInUse() bool {
 func (x *GetStatusResponse_Certificate) GetCertificate() []byte {
 	if x != nil {
 		return x.Certificate
+	}
+	return nil
+}
+
+func (x *GetStatusResponse_Certificate) GetTainted() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Tainted
 	}
 	return nil
 }
@@ -4812,13 +4857,15 @@ const file_chancery_proto_rawDesc = "" +
 	"\x14ImportIssuerResponse\"\x17\n" +
 	"\x15GetAuthoritiesRequest\"R\n" +
 	"\x16GetAuthoritiesResponse\x128\n" +
-	"\adomains\x18\x01 \x03(\v2\x1e.chancery.v1.DomainAuthoritiesR\adomains\"\x90\x01\n" +
+	"\adomains\x18\x01 \x03(\v2\x1e.chancery.v1.DomainAuthoritiesR\adomains\"\xaf\x01\n" +
 	"\x11DomainAuthorities\x12!\n" +
 	"\ftrust_domain\x18\x01 \x01(\tR\vtrustDomain\x12\x1e\n" +
 	"\n" +
 	"generation\x18\x02 \x01(\x04R\n" +
 	"generation\x128\n" +
-	"\vauthorities\x18\x03 \x03(\v2\x16.chancery.v1.AuthorityR\vauthorities\"\x87\x01\n" +
+	"\vauthorities\x18\x03 \x03(\v2\x16.chancery.v1.AuthorityR\vauthorities\x12\x1d\n" +
+	"\n" +
+	"bundle_key\x18\x04 \x01(\fR\tbundleKey\"\xbd\x01\n" +
 	"\tAuthority\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04kind\x18\x02 \x01(\tR\x04kind\x12\x14\n" +
@@ -4826,8 +4873,9 @@ const file_chancery_proto_rawDesc = "" +
 	"\n" +
 	"generation\x18\x04 \x01(\x04R\n" +
 	"generation\x12 \n" +
-	"\vcertificate\x18\x05 \x01(\fR\vcertificate\"\x12\n" +
-	"\x10GetStatusRequest\"\x95\x16\n" +
+	"\vcertificate\x18\x05 \x01(\fR\vcertificate\x124\n" +
+	"\atainted\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\atainted\"\x12\n" +
+	"\x10GetStatusRequest\"\x95\x17\n" +
 	"\x11GetStatusResponse\x12.\n" +
 	"\x04time\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x124\n" +
 	"\astarted\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\astarted\x12!\n" +
@@ -4846,14 +4894,17 @@ const file_chancery_proto_rawDesc = "" +
 	"\twas_ready\x18\x0e \x01(\bR\bwasReady\x127\n" +
 	"\x04crls\x18\x0f \x01(\v2#.chancery.v1.GetStatusResponse.CrlsR\x04crls\x12:\n" +
 	"\x05store\x18\x10 \x01(\v2$.chancery.v1.GetStatusResponse.StoreR\x05store\x121\n" +
-	"\brotation\x18\x11 \x01(\v2\x15.chancery.v1.RotationR\brotation\x1a\xb6\x01\n" +
+	"\brotation\x18\x11 \x01(\v2\x15.chancery.v1.RotationR\brotation\x1a\xff\x01\n" +
 	"\bDocument\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\x04R\aversion\x12\x1e\n" +
 	"\n" +
 	"generation\x18\x02 \x01(\x04R\n" +
 	"generation\x126\n" +
 	"\x04logs\x18\x03 \x03(\v2\".chancery.v1.GetStatusResponse.LogR\x04logs\x128\n" +
-	"\trequested\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\trequested\x1a'\n" +
+	"\trequested\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\trequested\x12\x1d\n" +
+	"\n" +
+	"bundle_key\x18\x05 \x01(\fR\tbundleKey\x12(\n" +
+	"\x10bundle_key_error\x18\x06 \x01(\tR\x0ebundleKeyError\x1a'\n" +
 	"\x03Log\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\rR\x02id\x12\x10\n" +
 	"\x03key\x18\x02 \x01(\tR\x03key\x1a\xf4\x02\n" +
@@ -4869,12 +4920,13 @@ const file_chancery_proto_rawDesc = "" +
 	"\vimported_by\x18\t \x01(\tR\n" +
 	"importedBy\x124\n" +
 	"\achanged\x18\n" +
-	" \x01(\v2\x1a.google.protobuf.TimestampR\achanged\x1ap\n" +
+	" \x01(\v2\x1a.google.protobuf.TimestampR\achanged\x1a\xa6\x01\n" +
 	"\vCertificate\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x14\n" +
 	"\x05state\x18\x02 \x01(\tR\x05state\x12\x15\n" +
 	"\x06in_use\x18\x03 \x01(\bR\x05inUse\x12 \n" +
-	"\vcertificate\x18\x04 \x01(\fR\vcertificate\x1a\xe0\x01\n" +
+	"\vcertificate\x18\x04 \x01(\fR\vcertificate\x124\n" +
+	"\atainted\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\atainted\x1a\xe0\x01\n" +
 	"\x03Key\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05store\x18\x02 \x01(\tR\x05store\x124\n" +
@@ -5078,74 +5130,76 @@ var file_chancery_proto_depIdxs = []int32{
 	8,   // 52: chancery.v1.ServedByAgent.served:type_name -> chancery.v1.ServedSvid
 	51,  // 53: chancery.v1.GetAuthoritiesResponse.domains:type_name -> chancery.v1.DomainAuthorities
 	52,  // 54: chancery.v1.DomainAuthorities.authorities:type_name -> chancery.v1.Authority
-	65,  // 55: chancery.v1.GetStatusResponse.time:type_name -> google.protobuf.Timestamp
-	65,  // 56: chancery.v1.GetStatusResponse.started:type_name -> google.protobuf.Timestamp
-	55,  // 57: chancery.v1.GetStatusResponse.document:type_name -> chancery.v1.GetStatusResponse.Document
-	58,  // 58: chancery.v1.GetStatusResponse.certificates:type_name -> chancery.v1.GetStatusResponse.Certificate
-	66,  // 59: chancery.v1.GetStatusResponse.max_ttl:type_name -> google.protobuf.Duration
-	59,  // 60: chancery.v1.GetStatusResponse.keys:type_name -> chancery.v1.GetStatusResponse.Key
-	60,  // 61: chancery.v1.GetStatusResponse.outcomes:type_name -> chancery.v1.GetStatusResponse.Outcome
-	61,  // 62: chancery.v1.GetStatusResponse.audit_log:type_name -> chancery.v1.GetStatusResponse.AuditLog
-	62,  // 63: chancery.v1.GetStatusResponse.issuance_log:type_name -> chancery.v1.GetStatusResponse.IssuanceLog
-	64,  // 64: chancery.v1.GetStatusResponse.clusters:type_name -> chancery.v1.GetStatusResponse.Cluster
-	63,  // 65: chancery.v1.GetStatusResponse.crls:type_name -> chancery.v1.GetStatusResponse.Crls
-	57,  // 66: chancery.v1.GetStatusResponse.store:type_name -> chancery.v1.GetStatusResponse.Store
-	23,  // 67: chancery.v1.GetStatusResponse.rotation:type_name -> chancery.v1.Rotation
-	56,  // 68: chancery.v1.GetStatusResponse.Document.logs:type_name -> chancery.v1.GetStatusResponse.Log
-	65,  // 69: chancery.v1.GetStatusResponse.Document.requested:type_name -> google.protobuf.Timestamp
-	65,  // 70: chancery.v1.GetStatusResponse.Store.confirmed:type_name -> google.protobuf.Timestamp
-	28,  // 71: chancery.v1.GetStatusResponse.Store.replicas:type_name -> chancery.v1.Replica
-	65,  // 72: chancery.v1.GetStatusResponse.Store.imported:type_name -> google.protobuf.Timestamp
-	65,  // 73: chancery.v1.GetStatusResponse.Store.changed:type_name -> google.protobuf.Timestamp
-	65,  // 74: chancery.v1.GetStatusResponse.Key.checked:type_name -> google.protobuf.Timestamp
-	66,  // 75: chancery.v1.GetStatusResponse.Key.took:type_name -> google.protobuf.Duration
-	65,  // 76: chancery.v1.GetStatusResponse.Key.waiting:type_name -> google.protobuf.Timestamp
-	65,  // 77: chancery.v1.GetStatusResponse.IssuanceLog.checkpoint:type_name -> google.protobuf.Timestamp
-	65,  // 78: chancery.v1.GetStatusResponse.IssuanceLog.sequenced:type_name -> google.protobuf.Timestamp
-	65,  // 79: chancery.v1.GetStatusResponse.Crls.failing:type_name -> google.protobuf.Timestamp
-	65,  // 80: chancery.v1.GetStatusResponse.Crls.ends:type_name -> google.protobuf.Timestamp
-	65,  // 81: chancery.v1.GetStatusResponse.Crls.published:type_name -> google.protobuf.Timestamp
-	10,  // 82: chancery.v1.Issuance.Issue:input_type -> chancery.v1.IssueRequest
-	6,   // 83: chancery.v1.Issuance.Sync:input_type -> chancery.v1.SyncRequest
-	0,   // 84: chancery.v1.Issuance.GetBundle:input_type -> chancery.v1.GetBundleRequest
-	49,  // 85: chancery.v1.Admin.GetAuthorities:input_type -> chancery.v1.GetAuthoritiesRequest
-	45,  // 86: chancery.v1.Admin.RequestIssuer:input_type -> chancery.v1.RequestIssuerRequest
-	47,  // 87: chancery.v1.Admin.ImportIssuer:input_type -> chancery.v1.ImportIssuerRequest
-	34,  // 88: chancery.v1.Admin.Revoke:input_type -> chancery.v1.RevokeRequest
-	37,  // 89: chancery.v1.Admin.Restore:input_type -> chancery.v1.RestoreRequest
-	39,  // 90: chancery.v1.Admin.ListRevocations:input_type -> chancery.v1.ListRevocationsRequest
-	42,  // 91: chancery.v1.Admin.ListServed:input_type -> chancery.v1.ListServedRequest
-	53,  // 92: chancery.v1.Admin.GetStatus:input_type -> chancery.v1.GetStatusRequest
-	26,  // 93: chancery.v1.Admin.ListReplicas:input_type -> chancery.v1.ListReplicasRequest
-	29,  // 94: chancery.v1.Admin.ForgetReplica:input_type -> chancery.v1.ForgetReplicaRequest
-	31,  // 95: chancery.v1.Admin.ExportState:input_type -> chancery.v1.ExportStateRequest
-	17,  // 96: chancery.v1.Admin.PlanRotation:input_type -> chancery.v1.StartRotationRequest
-	17,  // 97: chancery.v1.Admin.StartRotation:input_type -> chancery.v1.StartRotationRequest
-	20,  // 98: chancery.v1.Admin.GetRotation:input_type -> chancery.v1.GetRotationRequest
-	21,  // 99: chancery.v1.Admin.ChangeRotation:input_type -> chancery.v1.ChangeRotationRequest
-	12,  // 100: chancery.v1.Issuance.Issue:output_type -> chancery.v1.IssueResponse
-	9,   // 101: chancery.v1.Issuance.Sync:output_type -> chancery.v1.SyncUpdate
-	1,   // 102: chancery.v1.Issuance.GetBundle:output_type -> chancery.v1.SignedBundle
-	50,  // 103: chancery.v1.Admin.GetAuthorities:output_type -> chancery.v1.GetAuthoritiesResponse
-	46,  // 104: chancery.v1.Admin.RequestIssuer:output_type -> chancery.v1.RequestIssuerResponse
-	48,  // 105: chancery.v1.Admin.ImportIssuer:output_type -> chancery.v1.ImportIssuerResponse
-	35,  // 106: chancery.v1.Admin.Revoke:output_type -> chancery.v1.RevokeResponse
-	38,  // 107: chancery.v1.Admin.Restore:output_type -> chancery.v1.RestoreResponse
-	40,  // 108: chancery.v1.Admin.ListRevocations:output_type -> chancery.v1.ListRevocationsResponse
-	43,  // 109: chancery.v1.Admin.ListServed:output_type -> chancery.v1.ListServedResponse
-	54,  // 110: chancery.v1.Admin.GetStatus:output_type -> chancery.v1.GetStatusResponse
-	27,  // 111: chancery.v1.Admin.ListReplicas:output_type -> chancery.v1.ListReplicasResponse
-	30,  // 112: chancery.v1.Admin.ForgetReplica:output_type -> chancery.v1.ForgetReplicaResponse
-	32,  // 113: chancery.v1.Admin.ExportState:output_type -> chancery.v1.ExportStateResponse
-	18,  // 114: chancery.v1.Admin.PlanRotation:output_type -> chancery.v1.PlanRotationResponse
-	22,  // 115: chancery.v1.Admin.StartRotation:output_type -> chancery.v1.RotationStatus
-	22,  // 116: chancery.v1.Admin.GetRotation:output_type -> chancery.v1.RotationStatus
-	22,  // 117: chancery.v1.Admin.ChangeRotation:output_type -> chancery.v1.RotationStatus
-	100, // [100:118] is the sub-list for method output_type
-	82,  // [82:100] is the sub-list for method input_type
-	82,  // [82:82] is the sub-list for extension type_name
-	82,  // [82:82] is the sub-list for extension extendee
-	0,   // [0:82] is the sub-list for field type_name
+	65,  // 55: chancery.v1.Authority.tainted:type_name -> google.protobuf.Timestamp
+	65,  // 56: chancery.v1.GetStatusResponse.time:type_name -> google.protobuf.Timestamp
+	65,  // 57: chancery.v1.GetStatusResponse.started:type_name -> google.protobuf.Timestamp
+	55,  // 58: chancery.v1.GetStatusResponse.document:type_name -> chancery.v1.GetStatusResponse.Document
+	58,  // 59: chancery.v1.GetStatusResponse.certificates:type_name -> chancery.v1.GetStatusResponse.Certificate
+	66,  // 60: chancery.v1.GetStatusResponse.max_ttl:type_name -> google.protobuf.Duration
+	59,  // 61: chancery.v1.GetStatusResponse.keys:type_name -> chancery.v1.GetStatusResponse.Key
+	60,  // 62: chancery.v1.GetStatusResponse.outcomes:type_name -> chancery.v1.GetStatusResponse.Outcome
+	61,  // 63: chancery.v1.GetStatusResponse.audit_log:type_name -> chancery.v1.GetStatusResponse.AuditLog
+	62,  // 64: chancery.v1.GetStatusResponse.issuance_log:type_name -> chancery.v1.GetStatusResponse.IssuanceLog
+	64,  // 65: chancery.v1.GetStatusResponse.clusters:type_name -> chancery.v1.GetStatusResponse.Cluster
+	63,  // 66: chancery.v1.GetStatusResponse.crls:type_name -> chancery.v1.GetStatusResponse.Crls
+	57,  // 67: chancery.v1.GetStatusResponse.store:type_name -> chancery.v1.GetStatusResponse.Store
+	23,  // 68: chancery.v1.GetStatusResponse.rotation:type_name -> chancery.v1.Rotation
+	56,  // 69: chancery.v1.GetStatusResponse.Document.logs:type_name -> chancery.v1.GetStatusResponse.Log
+	65,  // 70: chancery.v1.GetStatusResponse.Document.requested:type_name -> google.protobuf.Timestamp
+	65,  // 71: chancery.v1.GetStatusResponse.Store.confirmed:type_name -> google.protobuf.Timestamp
+	28,  // 72: chancery.v1.GetStatusResponse.Store.replicas:type_name -> chancery.v1.Replica
+	65,  // 73: chancery.v1.GetStatusResponse.Store.imported:type_name -> google.protobuf.Timestamp
+	65,  // 74: chancery.v1.GetStatusResponse.Store.changed:type_name -> google.protobuf.Timestamp
+	65,  // 75: chancery.v1.GetStatusResponse.Certificate.tainted:type_name -> google.protobuf.Timestamp
+	65,  // 76: chancery.v1.GetStatusResponse.Key.checked:type_name -> google.protobuf.Timestamp
+	66,  // 77: chancery.v1.GetStatusResponse.Key.took:type_name -> google.protobuf.Duration
+	65,  // 78: chancery.v1.GetStatusResponse.Key.waiting:type_name -> google.protobuf.Timestamp
+	65,  // 79: chancery.v1.GetStatusResponse.IssuanceLog.checkpoint:type_name -> google.protobuf.Timestamp
+	65,  // 80: chancery.v1.GetStatusResponse.IssuanceLog.sequenced:type_name -> google.protobuf.Timestamp
+	65,  // 81: chancery.v1.GetStatusResponse.Crls.failing:type_name -> google.protobuf.Timestamp
+	65,  // 82: chancery.v1.GetStatusResponse.Crls.ends:type_name -> google.protobuf.Timestamp
+	65,  // 83: chancery.v1.GetStatusResponse.Crls.published:type_name -> google.protobuf.Timestamp
+	10,  // 84: chancery.v1.Issuance.Issue:input_type -> chancery.v1.IssueRequest
+	6,   // 85: chancery.v1.Issuance.Sync:input_type -> chancery.v1.SyncRequest
+	0,   // 86: chancery.v1.Issuance.GetBundle:input_type -> chancery.v1.GetBundleRequest
+	49,  // 87: chancery.v1.Admin.GetAuthorities:input_type -> chancery.v1.GetAuthoritiesRequest
+	45,  // 88: chancery.v1.Admin.RequestIssuer:input_type -> chancery.v1.RequestIssuerRequest
+	47,  // 89: chancery.v1.Admin.ImportIssuer:input_type -> chancery.v1.ImportIssuerRequest
+	34,  // 90: chancery.v1.Admin.Revoke:input_type -> chancery.v1.RevokeRequest
+	37,  // 91: chancery.v1.Admin.Restore:input_type -> chancery.v1.RestoreRequest
+	39,  // 92: chancery.v1.Admin.ListRevocations:input_type -> chancery.v1.ListRevocationsRequest
+	42,  // 93: chancery.v1.Admin.ListServed:input_type -> chancery.v1.ListServedRequest
+	53,  // 94: chancery.v1.Admin.GetStatus:input_type -> chancery.v1.GetStatusRequest
+	26,  // 95: chancery.v1.Admin.ListReplicas:input_type -> chancery.v1.ListReplicasRequest
+	29,  // 96: chancery.v1.Admin.ForgetReplica:input_type -> chancery.v1.ForgetReplicaRequest
+	31,  // 97: chancery.v1.Admin.ExportState:input_type -> chancery.v1.ExportStateRequest
+	17,  // 98: chancery.v1.Admin.PlanRotation:input_type -> chancery.v1.StartRotationRequest
+	17,  // 99: chancery.v1.Admin.StartRotation:input_type -> chancery.v1.StartRotationRequest
+	20,  // 100: chancery.v1.Admin.GetRotation:input_type -> chancery.v1.GetRotationRequest
+	21,  // 101: chancery.v1.Admin.ChangeRotation:input_type -> chancery.v1.ChangeRotationRequest
+	12,  // 102: chancery.v1.Issuance.Issue:output_type -> chancery.v1.IssueResponse
+	9,   // 103: chancery.v1.Issuance.Sync:output_type -> chancery.v1.SyncUpdate
+	1,   // 104: chancery.v1.Issuance.GetBundle:output_type -> chancery.v1.SignedBundle
+	50,  // 105: chancery.v1.Admin.GetAuthorities:output_type -> chancery.v1.GetAuthoritiesResponse
+	46,  // 106: chancery.v1.Admin.RequestIssuer:output_type -> chancery.v1.RequestIssuerResponse
+	48,  // 107: chancery.v1.Admin.ImportIssuer:output_type -> chancery.v1.ImportIssuerResponse
+	35,  // 108: chancery.v1.Admin.Revoke:output_type -> chancery.v1.RevokeResponse
+	38,  // 109: chancery.v1.Admin.Restore:output_type -> chancery.v1.RestoreResponse
+	40,  // 110: chancery.v1.Admin.ListRevocations:output_type -> chancery.v1.ListRevocationsResponse
+	43,  // 111: chancery.v1.Admin.ListServed:output_type -> chancery.v1.ListServedResponse
+	54,  // 112: chancery.v1.Admin.GetStatus:output_type -> chancery.v1.GetStatusResponse
+	27,  // 113: chancery.v1.Admin.ListReplicas:output_type -> chancery.v1.ListReplicasResponse
+	30,  // 114: chancery.v1.Admin.ForgetReplica:output_type -> chancery.v1.ForgetReplicaResponse
+	32,  // 115: chancery.v1.Admin.ExportState:output_type -> chancery.v1.ExportStateResponse
+	18,  // 116: chancery.v1.Admin.PlanRotation:output_type -> chancery.v1.PlanRotationResponse
+	22,  // 117: chancery.v1.Admin.StartRotation:output_type -> chancery.v1.RotationStatus
+	22,  // 118: chancery.v1.Admin.GetRotation:output_type -> chancery.v1.RotationStatus
+	22,  // 119: chancery.v1.Admin.ChangeRotation:output_type -> chancery.v1.RotationStatus
+	102, // [102:120] is the sub-list for method output_type
+	84,  // [84:102] is the sub-list for method input_type
+	84,  // [84:84] is the sub-list for extension type_name
+	84,  // [84:84] is the sub-list for extension extendee
+	0,   // [0:84] is the sub-list for field type_name
 }
 
 func init() { file_chancery_proto_init() }

@@ -286,7 +286,7 @@ func TestD7PluggedInIssuer(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := k.hold(t.Context(), set); err != nil {
+	if err := k.TakeFiles(t.Context(), set); err != nil {
 		t.Fatal(err)
 	}
 	k.mindIssuer(t.Context(), time.Now())
@@ -319,7 +319,7 @@ func TestD7PluggedInIssuer(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := k.hold(t.Context(), set); err == nil || !strings.Contains(err.Error(), "(1) add the new root") {
+		if err := k.TakeFiles(t.Context(), set); err == nil || !strings.Contains(err.Error(), "(1) add the new root") {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -329,7 +329,7 @@ func TestD7PluggedInIssuer(t *testing.T) {
 	}
 
 	// The first of the steps is recognised, and left to who rotates.
-	if err := k.hold(t.Context(), read(made.Root, stranger.Root)); err != nil {
+	if err := k.TakeFiles(t.Context(), read(made.Root, stranger.Root)); err != nil {
 		t.Fatal(err)
 	}
 	k.mindIssuer(t.Context(), time.Now())

@@ -346,7 +346,7 @@ func (a *Keeper) Run(ctx context.Context) error {
 	if set := a.newest.Load(); set != nil {
 		w := files.Watcher{
 			Dir: a.config.Plugged.Dir, Layout: a.config.Plugged.Layout, Last: set, Logger: a.config.Logger,
-			Apply: func(s *files.Set) error { return a.hold(ctx, s) },
+			Apply: func(s *files.Set) error { return a.TakeFiles(ctx, s) },
 		}
 		wg.Go(func() { w.Run(ctx) })
 	}
@@ -502,7 +502,7 @@ func (a *Keeper) succeed(ctx context.Context, put func(next *Document, key Key, 
 	if err != nil {
 		return err
 	}
-	cert, key, err := a.held.NewIssuer(ctx, doc, c.IssuerTTL)
+	cert, key, err := a.held.NewIssuer(ctx, doc, "", c.IssuerTTL)
 	if err != nil {
 		return fmt.Errorf("making the next issuer: %w", err)
 	}

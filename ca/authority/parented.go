@@ -52,7 +52,7 @@ func (a *Keeper) SignsIssuers() error {
 // SignIssuer signs an issuer of another server of the trust domain, with the root, and returns its chain without the root.
 // It changes nothing here, and holds no lock while the root's key signs.
 func (a *Keeper) SignIssuer(ctx context.Context, pub crypto.PublicKey, terms ca.IssuerTerms, who audit.Requester) ([]*x509.Certificate, error) {
-	root, _, err := a.held.Root(ctx, a.Document())
+	root, _, err := a.held.Root(ctx, a.Document(), "")
 	if err != nil {
 		return nil, err
 	}

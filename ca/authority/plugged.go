@@ -41,8 +41,8 @@ func (a *Keeper) openPlugged(ctx context.Context) error {
 	return nil
 }
 
-// hold takes files that changed.
-func (a *Keeper) hold(ctx context.Context, set *files.Set) error {
+// TakeFiles takes plugged-in files that changed, or says why they are not used. Run calls it, with what it finds in the folder.
+func (a *Keeper) TakeFiles(ctx context.Context, set *files.Set) error {
 	if err := a.holdSet(set); err != nil {
 		return err
 	}

@@ -542,7 +542,7 @@ func TestD7PluggedInFilesOfSeveralReplicas(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := k.hold(t.Context(), set); err != nil {
+		if err := k.TakeFiles(t.Context(), set); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -604,7 +604,7 @@ func TestD7PluggedInFilesOfSeveralReplicas(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := old.hold(t.Context(), set); err != nil {
+	if err := old.TakeFiles(t.Context(), set); err != nil {
 		t.Fatal(err)
 	}
 	issue(t, old)

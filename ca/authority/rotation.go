@@ -55,17 +55,18 @@ func (a *Keeper) dropStray(ctx context.Context) error {
 	})
 }
 
-// MakeSuccessors makes what a rotation in its first phase leads to, and enters it into the document in one change: a root with an issuer
-// under it, or an issuer under the active root. Each has a new key. Nothing happens if the rotation is over, or has them. A
-// crash on the way leaves the document as it was.
+// MakeSuccessors makes what a rotation leads to, before that signs, and enters it into the document in one change: a root with an issuer
+// under it, or an issuer under the root that is there. Each has a new key. An issuer that has waited for so long that most of its life is
+// over is replaced by another. Nothing happens if the rotation has what it needs. A crash on the way leaves the document as it was.
 func (a *Keeper) MakeSuccessors(ctx context.Context, rotation string) error {
-	r := a.stateOf(a.Document()).Rotation
-	if r == nil || r.ID != rotation || r.ToIssuer != "" {
+	doc := a.Document()
+	if !a.lacksSuccessor(doc, rotation, time.Now()) {
 		return nil
 	}
-	root, issuer, err := a.newSuccessors(ctx, r)
+	r := a.stateOf(doc).Rotation
+	root, issuer, err := a.newSuccessors(ctx, doc, r)
 	if err == nil {
-		err = a.addSuccessors(ctx, rotation, root, issuer)
+		err = a.addSuccessors(ctx, r, root, issuer)
 	}
 	if err != nil && !errors.Is(err, replica.ErrNotDriver) && ctx.Err() == nil {
 		a.making.Store(&err) // another server may be able to
@@ -75,16 +76,35 @@ func (a *Keeper) MakeSuccessors(ctx context.Context, rotation string) error {
 	return err
 }
 
+// LacksSuccessor reports whether MakeSuccessors has something to do.
+func (a *Keeper) LacksSuccessor(rotation string, now time.Time) bool {
+	return a.lacksSuccessor(a.Document(), rotation, now)
+}
+
+func (a *Keeper) lacksSuccessor(doc *Document, rotation string, now time.Time) bool {
+	state := a.stateOf(doc)
+	r := state.Rotation
+	if r == nil || r.ID != rotation || r.Reason == document.ReasonFiles || r.Phase != document.PhasePrepare && r.Phase != document.PhaseDistribute {
+		return false
+	}
+	x := state.Get(KindIssuer, r.ToIssuer)
+	if x == nil {
+		return true
+	}
+	cert, err := x.X509()
+	return err == nil && x.State == StatePrepared && cert.NotAfter.Sub(now) < cert.NotAfter.Sub(cert.NotBefore)/4
+}
+
 // newSuccessors makes keys and certificates. The root's key type and life are those of `authority init`.
-func (a *Keeper) newSuccessors(ctx context.Context, r *document.Rotation) (root, issuer *document.Made, err error) {
+func (a *Keeper) newSuccessors(ctx context.Context, doc *Document, r *document.Rotation) (root, issuer *document.Made, err error) {
 	c := a.config
 	defer func() {
 		if err != nil {
 			err = fmt.Errorf("making the successor: %w", err)
 		}
 	}()
-	if r.Kind == KindIssuer {
-		cert, key, err := a.held.NewIssuer(ctx, a.Document(), c.IssuerTTL)
+	if r.Kind == KindIssuer || r.ToRoot != "" {
+		cert, key, err := a.held.NewIssuer(ctx, doc, r.ToRoot, c.IssuerTTL)
 		if err != nil {
 			a.dropMade(ctx, key)
 			return nil, nil, err
@@ -93,11 +113,12 @@ func (a *Keeper) newSuccessors(ctx context.Context, r *document.Rotation) (root,
 	}
 	rootKey, err := held.Generate(ctx, c.Keys, c.KeyType)
 	if err != nil {
+		a.dropMade(ctx, rootKey)
 		return nil, nil, err
 	}
 	issuerKey, err := held.Generate(ctx, c.Keys, ca.IssuerType(c.KeyType))
 	if err != nil {
-		a.dropMade(ctx, rootKey)
+		a.dropMade(ctx, rootKey, issuerKey)
 		return nil, nil, err
 	}
 	made, err := ca.Create(ctx, ca.CreateConfig{
@@ -112,17 +133,19 @@ func (a *Keeper) newSuccessors(ctx context.Context, r *document.Rotation) (root,
 }
 
 // addSuccessors enters them, if they pass the checks of every issuer. Keys that no document can name are deleted.
-func (a *Keeper) addSuccessors(ctx context.Context, rotation string, root, issuer *document.Made) error {
+func (a *Keeper) addSuccessors(ctx context.Context, was *document.Rotation, root, issuer *document.Made) error {
 	td, tried := a.config.Domain, false
 	err := a.Drive(ctx, func(next *Document) error {
 		state := next.State(td)
 		r := state.Rotation
-		if r == nil || r.ID != rotation || r.Phase != document.PhasePrepare || r.ToIssuer != "" {
+		if r == nil || r.ToRoot != was.ToRoot || r.ToIssuer != was.ToIssuer || !a.lacksSuccessor(next, was.ID, time.Now()) {
 			return replica.ErrUnchanged // it was ended, or another one was faster
 		}
-		if root == nil && a.isOther(next, issuer.Certificate) {
+		if r.Kind == KindIssuer && a.isOther(next, issuer.Certificate) {
 			return errors.New("the active root has changed meanwhile")
 		}
+		state.DropIssuer(r.ToIssuer)
+		r.ToIssuer = ""
 		if err := next.AddSuccessors(td, a.config.Sealer, root, issuer); err != nil {
 			return err
 		}
@@ -130,11 +153,10 @@ func (a *Keeper) addSuccessors(ctx context.Context, rotation string, root, issue
 		return a.held.Try(ctx, next, state.Get(KindIssuer, r.ToIssuer))
 	})
 	if now := a.stateOf(a.Document()).Get(KindIssuer, fmt.Sprintf("%x", issuer.Certificate.SubjectKeyId)); now == nil && (!tried || err == nil) {
-		keys := []Key{issuer.Key}
+		a.dropMade(ctx, issuer.Key)
 		if root != nil {
-			keys = append(keys, root.Key)
+			a.dropMade(ctx, root.Key)
 		}
-		a.dropMade(ctx, keys...)
 	}
 	return err
 }

@@ -120,6 +120,18 @@ func (b *Board) Own(change func(*Note)) {
 	}
 }
 
+// Vouch changes what the own note says of consumers. Before the first call of Own it is not written.
+func (b *Board) Vouch(change func(*Evidence)) {
+	b.mu.Lock()
+	before := b.own.Evidence
+	change(&b.own.Evidence)
+	same := b.own.Evidence.says(&before)
+	b.mu.Unlock()
+	if !same {
+		b.poke()
+	}
+}
+
 // Hurry has a change of the own evidence written without waiting for others to come along.
 func (b *Board) Hurry() {
 	b.mu.Lock()

@@ -110,6 +110,15 @@ func (s *Source) Signer() (*trust.BundleSigner, error) {
 	return k.signer, k.noKey
 }
 
+// Key returns the public part of the key, and why it signs nothing; nothing of both while there is none.
+func (s *Source) Key() (public []byte, err error) {
+	k := s.of()
+	if errors.Is(k.noKey, ErrNoKey) {
+		return nil, nil
+	}
+	return k.public, k.noKey
+}
+
 // Tainted reports whether a certificate's key is that of an authority that is tainted.
 func (s *Source) Tainted(cert *x509.Certificate) bool {
 	t := s.of().tainted

@@ -65,7 +65,7 @@ func caWith(t *testing.T, renewedBy string, lives ...life) *State {
 	started, checked, sequenced := now.Add(-time.Hour), now.Add(-30*time.Second), now.Add(-time.Second)
 	s := &State{
 		Time: now, Running: true, WasReady: true, Started: &started, TrustDomain: "cluster.local", RenewedBy: renewedBy, MaxTTL: day.Seconds(),
-		Document: &Document{Version: 1, Generation: 1, Logs: []Log{{ID: 1 << 24}}},
+		Document: &Document{Version: 1, Generation: 1, Logs: []Log{{ID: 1 << 24}}, BundleKey: "ab"},
 		Keys:     []Key{{Name: "issuer a", Store: StoreState, Checked: &checked}, {Name: "root b", Store: StoreState, Checked: &checked}},
 		AuditLog: &AuditLog{Path: "/audit"}, IssuanceLog: &IssuanceLog{Dir: "/log", Size: 10, Covered: 8, Sequenced: &sequenced},
 		Clusters: []Cluster{{Name: "east", WasReady: true}, {Name: "west", WasReady: true}},
@@ -182,8 +182,8 @@ func TestJudge(t *testing.T) {
 			s.Certs = append(s.Certs, Certificate{Kind: KindRoot, State: "active", NotAfter: s.Time.Add(-day)})
 		}, "warning root.ended"},
 		{"a tainted root has ended", func(s *State) {
-			s.Certs = append(s.Certs, Certificate{Kind: KindRoot, State: "tainted", NotAfter: s.Time.Add(-day)})
-		}, ""},
+			s.Certs = append(s.Certs, Certificate{Kind: KindRoot, State: "retiring", Tainted: ago(s, time.Hour), NotAfter: s.Time.Add(-day)})
+		}, "warning root.ended"},
 		{"issuer ended while the server is down", func(s *State) { s.Running, s.Certs[1].NotAfter = false, s.Time.Add(-day) }, "warning certificate.ended"},
 		{"issuer past half while the server is down", func(s *State) { s.Running, s.Certs[1].NotBefore = false, s.Time.Add(-8*day) }, ""},
 		{"issuer past half as the server starts", func(s *State) { s.Started, s.Certs[1].NotBefore = ago(s, time.Second), s.Time.Add(-8*day) }, ""},
@@ -204,6 +204,16 @@ func TestJudge(t *testing.T) {
 		{"checkpoint late", func(s *State) { s.IssuanceLog.Sequenced = ago(s, 2*time.Minute) }, "warning issuance-log.late"},
 		{"old checkpoint over all", func(s *State) { s.IssuanceLog.Sequenced, s.IssuanceLog.Covered = ago(s, time.Hour), 10 }, ""},
 		{"no issuance log", func(s *State) { s.IssuanceLog = nil }, ""},
+		{"tainted issuer that signs", func(s *State) { s.Certs[1].Tainted = ago(s, time.Hour) }, "critical authority.tainted"},
+		{"tainted root", func(s *State) { s.Certs[0].Tainted = ago(s, time.Hour) }, "critical authority.tainted"},
+		{"tainted, and not in use", func(s *State) {
+			s.Certs = append(s.Certs, Certificate{Kind: KindRoot, State: "retiring", NotBefore: s.Time, NotAfter: s.Time.Add(day), Tainted: ago(s, time.Hour)},
+				Certificate{Kind: KindIssuer, State: "retiring", NotBefore: s.Time, NotAfter: s.Time.Add(day), Tainted: ago(s, time.Hour)})
+		}, "critical authority.tainted, critical authority.tainted"},
+		{"no bundle key", func(s *State) { s.Document.BundleKey = "" }, "warning bundle-key.missing"},
+		{"no bundle key yet", func(s *State) { s.Document.BundleKey, s.Started = "", ago(s, time.Second) }, ""},
+		{"no bundle key in files", func(s *State) { s.Document.BundleKey, s.Running = "", false }, ""},
+		{"bundle key does not open", func(s *State) { s.Document.BundleKeyError = "it was changed" }, "critical bundle-key.unusable"},
 		{"cluster never ready", func(s *State) { s.Clusters[0] = Cluster{Name: "east", NotReady: "no keys"} }, "critical cluster.not-ready"},
 		{"cluster not ready yet", func(s *State) {
 			s.Clusters[0], s.Started, s.WasReady = Cluster{Name: "east", NotReady: "no keys"}, ago(s, time.Second), false

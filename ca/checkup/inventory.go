@@ -27,17 +27,19 @@ func Take(d *authority.Document, td trust.Domain, chain, roots []*x509.Certifica
 	for _, l := range d.Logs {
 		inv.Document.Logs = append(inv.Document.Logs, Log{l.ID, l.Key, l.Replica, l.DeclaredDead != nil})
 	}
-	known := map[string]bool{}
+	known, tainted := map[string]bool{}, map[string]*time.Time{} // by certificate; by kind and ID
 	add := func(kind, state string, inUse bool, c *x509.Certificate) {
 		if id := string(c.Raw); !known[id] {
 			known[id] = true
-			inv.Certs = append(inv.Certs, NewCertificate(kind, state, inUse, c, now))
+			one := NewCertificate(kind, state, inUse, c, now)
+			one.Tainted = tainted[kind+" "+one.ID]
+			inv.Certs = append(inv.Certs, one)
 		}
 	}
 	state := d.Domains[td.String()]
 	states := map[string]string{}
 	if state != nil {
-		if err := inv.read(state, states); err != nil {
+		if err := inv.read(state, states, tainted); err != nil {
 			return nil, err
 		}
 	}
@@ -74,14 +76,18 @@ func Take(d *authority.Document, td trust.Domain, chain, roots []*x509.Certifica
 }
 
 // read takes down what a domain's part of the document says.
-func (inv *Inventory) read(d *document.DomainState, states map[string]string) error {
+func (inv *Inventory) read(d *document.DomainState, states map[string]string, tainted map[string]*time.Time) error {
 	inv.Document.Generation = d.Generation
+	if key := d.PublicBundleKey(); key != nil {
+		inv.Document.BundleKey = trust.KeyFingerprint(key)
+	}
 	if d.Requested != nil {
 		inv.Document.Requested = &d.Requested.Created
 	}
 	for i := range d.Authorities {
 		a := &d.Authorities[i]
 		states[a.ID] = string(a.State)
+		tainted[string(a.Kind)+" "+a.ID] = a.Tainted
 		store := StoreOf(a)
 		inv.Stores[string(a.Kind)+" "+a.ID] = store
 		if a.Kind == authority.KindRoot && a.State == authority.StateActive && store == StoreElsewhere {

@@ -36,6 +36,7 @@ func Judge(s *State) []Finding {
 	all = append(all, s.judgeServer()...)
 	for i := range s.Certs {
 		all = append(all, s.judgeCertificate(&s.Certs[i])...)
+		all = append(all, s.judgeTaint(&s.Certs[i])...)
 	}
 	for i := range s.Keys {
 		all = append(all, s.judgeKey(&s.Keys[i])...)
@@ -69,14 +70,14 @@ func (s *State) judgeServer() (all []Finding) {
 	if s.Document != nil && !issuing && !slices.ContainsFunc(s.Certs, func(c Certificate) bool { return c.Kind == KindRoot && c.InUse }) {
 		all = append(all, Found("issuer.missing", Critical, "trust domain "+s.TrustDomain, "has no active issuer"))
 	}
-	return all
+	return append(all, s.judgeBundleKey()...)
 }
 
 func (s *State) judgeCertificate(c *Certificate) []Finding {
 	now := s.Time
 	left := c.NotAfter.Sub(now)
 	switch {
-	case c.Kind == KindRoot && !c.InUse && c.State != "tainted" && left <= 0:
+	case c.Kind == KindRoot && !c.InUse && left <= 0:
 		return []Finding{Found("root.ended", Warning, c.Name(), "is still trusted though it ended %s ago, at %s", Span(-left), stamp(c.NotAfter))}
 	case !c.InUse:
 		return nil // a retired issuer may end; nothing is signed under a root that is not in use

@@ -49,6 +49,9 @@ type Document struct {
 	Logs       []Log      `json:"logs"`
 	Requested  *time.Time `json:"issuerRequested,omitempty"`
 	Created    *time.Time `json:"-"` // when the newest authority was added
+	// BundleKey is the fingerprint of the key that agents pin; empty if there is none.
+	BundleKey      string `json:"bundleKey,omitempty"`
+	BundleKeyError string `json:"bundleKeyError,omitempty"` // why it signs nothing
 }
 
 // Log is a log that the document lists.
@@ -115,6 +118,8 @@ type Certificate struct {
 	SecondsLeft int64     `json:"secondsLeft"` // below 0 once it has ended
 	ShareLeft   float64   `json:"shareLeft"`   // of its life, 0 to 1
 	DER         []byte    `json:"-"`
+	// Tainted is since when others may know its key.
+	Tainted *time.Time `json:"tainted,omitempty"`
 }
 
 // NewCertificate describes a certificate.
@@ -129,7 +134,8 @@ func NewCertificate(kind, state string, inUse bool, c *x509.Certificate, now tim
 		subject = c.URIs[0].String()
 	}
 	return Certificate{
-		kind, hex.EncodeToString(c.SubjectKeyId), state, inUse, subject, c.NotBefore.UTC(), c.NotAfter.UTC(), int64(left.Seconds()), share, c.Raw,
+		Kind: kind, ID: hex.EncodeToString(c.SubjectKeyId), State: state, InUse: inUse, Subject: subject, NotBefore: c.NotBefore.UTC(), NotAfter: c.NotAfter.UTC(),
+		SecondsLeft: int64(left.Seconds()), ShareLeft: share, DER: c.Raw,
 	}
 }
 

@@ -51,24 +51,39 @@ func (b *BundleKey) Open(td trust.Domain, s *keys.Sealer) (*trust.BundleSigner, 
 	return trust.NewBundleSigner(key), nil
 }
 
+// PublicBundleKey returns the key that agents pin; nil if there is none yet.
+func (s *DomainState) PublicBundleKey() []byte {
+	if s.BundleKey == nil {
+		return nil
+	}
+	return s.BundleKey.Public
+}
+
 // NoteTaints notes in a document that is about to be stored whether an authority is tainted in it that was not in the one before. It
 // is done for every change, so that none can forget it.
 func (d *Document) NoteTaints(before *Document) {
 	for name, state := range d.Domains {
-		was := map[string]bool{}
+		var was map[string]*time.Time
 		if old := before.Domains[name]; old != nil {
-			for i := range old.Authorities {
-				if a := &old.Authorities[i]; a.Tainted != nil {
-					was[string(a.Kind)+a.ID] = true
-				}
-			}
+			was = old.tainted()
 		}
 		for i := range state.Authorities {
-			if a := &state.Authorities[i]; a.Tainted != nil && !was[string(a.Kind)+a.ID] {
+			if a := &state.Authorities[i]; a.Tainted != nil && was[string(a.Kind)+a.ID] == nil {
 				state.TaintedAt = d.Version
 			}
 		}
 	}
+}
+
+// tainted returns since when authorities are tainted, by kind and ID.
+func (s *DomainState) tainted() map[string]*time.Time {
+	all := map[string]*time.Time{}
+	for i := range s.Authorities {
+		if a := &s.Authorities[i]; a.Tainted != nil {
+			all[string(a.Kind)+a.ID] = a.Tainted
+		}
+	}
+	return all
 }
 
 // TaintedAt returns the version that last tainted an authority of a trust domain; 0 if none did.

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -98,5 +99,56 @@ func TestD4TaintIsNoted(t *testing.T) {
 	}
 	if n := must(New().Reissue(900)); n.TaintedAt(td) != 0 {
 		t.Errorf("restored without a taint: %d", n.TaintedAt(td))
+	}
+}
+
+// TestD6RestoringForgetsNoTaint: an older document does not make an authority trustworthy again, whether the taint stands in the
+// document that is replaced or the authority has left it already; and agents find the key that they have pinned.
+func TestD6RestoringForgetsNoTaint(t *testing.T) {
+	sealer := must(keys.CreateSealer(filepath.Join(t.TempDir(), "key")))
+	old := New()
+	old.State(td).Authorities = []Authority{{ID: "r1", Kind: KindRoot}, {ID: "i1", Kind: KindIssuer}, {ID: "r0", Kind: KindRoot}, {ID: "r2", Kind: KindIssuer}}
+	now := New()
+	now.Version = 70
+	s := now.State(td)
+	s.Authorities = []Authority{{ID: "r2", Kind: KindRoot}, {ID: "r0", Kind: KindRoot}}
+	started := time.Date(2026, 11, 30, 12, 0, 0, 0, time.UTC)
+	s.Past = []PastRotation{
+		{Rotation: Rotation{Reason: ReasonCompromised, FromRoot: "r1", FromIssuer: "i1", ToRoot: "r2", Started: started}},
+		{Rotation: Rotation{Reason: ReasonAsked, FromRoot: "r0"}},
+	}
+	if !must(now.MakeBundleKey(td, sealer)) {
+		t.Fatal("not made")
+	}
+	n := must(old.ReissueBy(now.Version, Import{Actor: "Alice"}))
+	kept := n.KeepFrom(now)
+	if want := []string{"that root r1 is tainted since 2026-11-30T12:00:00Z: rotate it", "that issuer i1 is tainted since 2026-11-30T12:00:00Z: rotate it",
+		"the bundle key " + trust.KeyFingerprint(s.BundleKey.Public)}; !slices.Equal(kept, want) {
+		t.Errorf("kept %q", kept)
+	}
+	for _, a := range n.State(td).Authorities {
+		if tainted := a.ID == "r1" || a.ID == "i1"; tainted != (a.Tainted != nil) {
+			t.Errorf("%s %s: tainted %v", a.Kind, a.ID, a.Tainted)
+		}
+	}
+	if n.TaintedAt(td) != n.Version || !bytes.Equal(n.State(td).PublicBundleKey(), s.BundleKey.Public) {
+		t.Errorf("tainted at %d of %d", n.TaintedAt(td), n.Version)
+	}
+	if again := n.KeepFrom(now); len(again) > 0 {
+		t.Errorf("a second time: %q", again)
+	}
+	// One that has a key keeps its own; and one that is tainted already its time.
+	s.Authorities[0].Tainted = &started
+	other := must(now.ReissueBy(now.Version, Import{Actor: "Alice"}))
+	own := New()
+	own.State(td).Authorities = s.Authorities
+	if !must(own.MakeBundleKey(td, sealer)) {
+		t.Fatal("not made")
+	}
+	if kept := own.KeepFrom(other); len(kept) > 0 || bytes.Equal(own.State(td).PublicBundleKey(), other.State(td).PublicBundleKey()) {
+		t.Errorf("kept %q", kept)
+	}
+	if kept := New().KeepFrom(now); len(kept) > 0 {
+		t.Errorf("a document of nothing keeps %q", kept)
 	}
 }

@@ -138,6 +138,15 @@ func (s *DomainState) Leaving() []string {
 	return slices.Compact(all)
 }
 
+// Hurried returns the IDs of the issuers whose leaves are to be replaced before their time: those that are left behind since a key may be
+// known to others. All others wait for their renewal.
+func (s *DomainState) Hurried() []string {
+	if r := s.Rotation; r == nil || r.Reason != ReasonCompromised || r.Phase != PhaseReissue {
+		return nil
+	}
+	return s.Leaving()
+}
+
 // RootID returns the ID of the root that an issuer is under; that of a root itself; empty if it cannot be told.
 func (a *Authority) RootID() string {
 	switch {

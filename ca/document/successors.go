@@ -30,6 +30,11 @@ func (d *Document) AddSuccessors(td trust.Domain, s *keys.Sealer, root, issuer *
 	case root != nil && r.ToRoot != "" || issuer != nil && r.ToIssuer != "":
 		return fmt.Errorf("rotation %s has its successor already", r.ID)
 	}
+	defer func() {
+		if r.Phase == PhaseDistribute { // what was acknowledged by now was without it
+			r.Generation, r.Version = state.Generation, d.Version
+		}
+	}()
 	if root != nil {
 		if err := d.add(td, KindRoot, StatePrepared, root.Key, s, root.Certificate); err != nil {
 			return err
@@ -48,10 +53,10 @@ func (d *Document) AddSuccessors(td trust.Domain, s *keys.Sealer, root, issuer *
 	return nil
 }
 
-// Renewed notes that one issuer took the place of another under the same root while a rotation is under way from that root, or to it.
+// Renewed notes that one issuer took the place of another under the same root while a rotation is under way from that one, or to it.
 func (s *DomainState) Renewed(old, now string) {
 	a, b, r := s.Get(KindIssuer, old), s.Get(KindIssuer, now), s.Rotation
-	if r == nil || r.Kind != KindRoot || b == nil || a != nil && a.RootID() != b.RootID() {
+	if r == nil || b == nil || a != nil && a.RootID() != b.RootID() {
 		return
 	}
 	switch old {

@@ -32,6 +32,8 @@ type Config struct {
 	Logger    *slog.Logger
 	Metrics   prometheus.Registerer
 	Publish   func(*Lists) // called with each new state, one after the other; should not block
+	// Acknowledge says in the own note that this replica works by a document, along with what goes with that; nil says that alone.
+	Acknowledge func(context.Context, *authority.Document) error
 }
 
 // Lists are what verifiers need, of one snapshot.
@@ -40,6 +42,7 @@ type Lists struct {
 	Bundle  *trust.Bundle
 	CRLs    [][]byte // of every issuer; empty if one cannot have any
 	Issuers [][]byte // certificates of the CRLs' issuers, and those between them and the roots
+	Leave   []string // IDs of issuers whose leaves are to be replaced before their time
 }
 
 // Manager keeps revocations.
@@ -284,7 +287,7 @@ func (m *Manager) refresh(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	m.publish(&Lists{Version: doc.Version, Bundle: bundle, CRLs: crls}, signers, off)
+	m.publish(&Lists{Version: doc.Version, Bundle: bundle, CRLs: crls, Leave: doc.Domains[m.config.Domain.String()].Hurried()}, signers, off)
 	late = errors.Join(late, failed)
 	if m.dirty, m.due = false, now.Add(lookEvery); late != nil || m.waiting {
 		m.due = now
@@ -322,7 +325,8 @@ func (l *Lists) same(o *Lists) bool {
 	equal := func(a, b [][]byte) bool {
 		return slices.EqualFunc(a, b, func(x, y []byte) bool { return string(x) == string(y) })
 	}
-	return o != nil && l.Bundle.SameRoots(o.Bundle) && l.Bundle.Generation() == o.Bundle.Generation() && equal(l.CRLs, o.CRLs) && equal(l.Issuers, o.Issuers)
+	return o != nil && l.Bundle.SameRoots(o.Bundle) && l.Bundle.Generation() == o.Bundle.Generation() && equal(l.CRLs, o.CRLs) &&
+		equal(l.Issuers, o.Issuers) && slices.Equal(l.Leave, o.Leave)
 }
 
 // resolve finds the certificates that the predicates mean and that the log has got since. Caller holds mu.

@@ -421,15 +421,36 @@ func (m *Manager) acknowledge(ctx context.Context, doc *authority.Document) {
 		return
 	}
 	before := m.blocked
-	if m.blocked = m.config.Authority.HoldsPrepared(ctx); m.blocked != nil {
+	if m.blocked = m.config.Authority.HoldsPrepared(ctx); m.blocked == nil {
+		m.blocked = m.inStep(doc)
+	}
+	if m.blocked == nil && m.config.Acknowledge != nil {
+		m.blocked = m.config.Acknowledge(ctx, doc)
+	}
+	if m.blocked != nil {
 		if before == nil {
-			m.config.Logger.Warn("this replica could not sign with the next issuer; until it can, or is declared dead, that one waits", "reason", m.blocked.Error())
+			m.config.Logger.Warn("this replica cannot acknowledge the document; until it can, or is declared dead, others wait for it", "version", doc.Version, "reason", m.blocked.Error())
 		}
 		m.due = time.Now().Add(2 * gather)
 		return
 	}
 	m.acknowledged = doc.Version
-	b.Own(func(n *board.Note) { n.Acknowledged = doc.Version })
+	if m.config.Acknowledge == nil {
+		b.Own(func(n *board.Note) { n.Acknowledged = doc.Version })
+	}
+}
+
+// inStep returns why what is signed here is not what a document says: nil if nothing is signed.
+func (m *Manager) inStep(doc *authority.Document) error {
+	i := m.config.Authority.InUse()
+	if i == nil {
+		return nil
+	}
+	x, err := doc.Active(m.config.Domain, document.KindIssuer)
+	if err == nil && (x.ID != i.SKI() || doc.Domains[m.config.Domain.String()].Generation != i.Bundle().Generation()) {
+		err = fmt.Errorf("issuer %s signs with roots of generation %d", i.SKI(), i.Bundle().Generation())
+	}
+	return err
 }
 
 // Acknowledged returns once each other replica that nobody declared dead works by a version of the document, or a later one: it has

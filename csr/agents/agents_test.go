@@ -376,3 +376,27 @@ func TestBounds(t *testing.T) {
 		t.Errorf("after all left: %d kept, %d omitted, places %v, bytes %v", h.kept, omitted, h.places, h.byPlace)
 	}
 }
+
+// TestAgain: agents that are asked to say again how they are get the same again, and are not behind meanwhile.
+func TestAgain(t *testing.T) {
+	h, dial := start(t)
+	publish(t, h, crl("1"))
+	s := dial("a")
+	u := recv(t, s)
+	send(t, s, &chanceryv1.SyncRequest{Acknowledged: u.GetVersion()})
+	if n, have := h.Wait(t.Context()); n != 1 || have != 1 {
+		t.Errorf("%d of %d", have, n)
+	}
+	h.Again()
+	h.Again()
+	now := time.Now()
+	for i := range 3 {
+		h.PushCheckpoints(now.Add(time.Duration(i) * time.Minute))
+	}
+	if again := recv(t, s); again.GetVersion() != u.GetVersion()+1 || string(again.GetCrls()[0]) != "1" {
+		t.Errorf("got %v", again)
+	}
+	if n, have := h.Counts(); n != 1 || have != 1 || h.current.version != u.GetVersion()+1 {
+		t.Errorf("%d of %d have the content, and the version is %d", have, n, h.current.version)
+	}
+}

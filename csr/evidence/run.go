@@ -115,9 +115,9 @@ func (l *Ledger) extend(notAfter time.Time) bool {
 			l.ahead = time.Time{} // the next step is made now
 		}
 		ahead := l.announce(now)
-		l.config.Board.Own(func(n *board.Note) {
-			if ahead.After(n.Evidence.Ahead) {
-				n.Evidence.Ahead = ahead
+		l.config.Board.Vouch(func(e *board.Evidence) {
+			if ahead.After(e.Ahead) {
+				e.Ahead = ahead
 			}
 		})
 		l.config.Board.Hurry()
@@ -220,18 +220,21 @@ func (l *Ledger) post(now time.Time) {
 	}
 	l.point(now)
 	if !l.acknowledged { // what the former process said stands, and more is announced
-		b.Own(func(n *board.Note) {
-			if ahead := l.announce(now); ahead.After(n.Evidence.Ahead) {
-				n.Evidence.Ahead = ahead
+		b.Vouch(func(e *board.Evidence) {
+			if ahead := l.announce(now); ahead.After(e.Ahead) {
+				e.Ahead = ahead
 			}
 		})
+		if b.Announced() < l.ahead.Add(-leeway).Unix() { // nothing was, for this process
+			b.Hurry()
+		}
 		return
 	}
 	if !l.goal.IsZero() && l.dirty.Load() || now.Sub(l.made) >= again {
 		e, empty := l.look(now), false
-		b.Own(func(n *board.Note) {
-			empty = len(e.Behind) == 0 && len(n.Evidence.Behind) > 0 || e.rest == 0 && len(e.Settled) > len(n.Evidence.Settled)
-			n.Evidence = e.Evidence
+		b.Vouch(func(was *board.Evidence) {
+			empty = len(e.Behind) == 0 && len(was.Behind) > 0 || e.rest == 0 && len(e.Settled) > len(was.Settled)
+			*was = e.Evidence
 		})
 		if empty && l.hurries.AllowN(now, 1) { // a gate may have waited for that one
 			b.Hurry()
@@ -245,11 +248,15 @@ func (l *Ledger) Run(ctx context.Context) error {
 		<-ctx.Done()
 		return nil
 	}
-	ticker := time.NewTicker(tick)
+	ticker := time.NewTicker(tick / 50)
 	defer ticker.Stop()
-	for {
+	for known := false; ; {
 		l.mu.Lock()
 		l.post(time.Now())
+		if l.known && !known { // from here on it is not urgent
+			known = true
+			ticker.Reset(tick)
+		}
 		l.mu.Unlock()
 		select {
 		case <-ctx.Done():
@@ -281,7 +288,7 @@ func (l *Ledger) close() {
 			e.Ahead = l.former.ahead
 		}
 	}
-	l.config.Board.Own(func(n *board.Note) { n.Evidence = e })
+	l.config.Board.Vouch(func(was *board.Evidence) { *was = e })
 }
 
 func valid(s string) string { return strings.ToValidUTF8(s, "?") }

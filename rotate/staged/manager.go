@@ -146,6 +146,9 @@ func (m *Manager) drive(ctx context.Context, now time.Time) error {
 		if err != nil {
 			return err
 		}
+		if m.config.Authority.Document().Rotating(m.config.Domain) == nil { // they ended it
+			continue
+		}
 		moved, err := m.advance(ctx, e, told, now)
 		if err != nil || !moved {
 			return err
@@ -167,14 +170,15 @@ var errMoved = errors.New("the document has changed meanwhile")
 func (m *Manager) advance(ctx context.Context, e stages.Evidence, told map[string]bool, now time.Time) (moved bool, _ error) {
 	a, td := m.config.Authority, m.config.Domain
 	doc := a.Document()
+	if id := doc.Rotating(td).ID; a.LacksSuccessor(id, now) { // also one that waits for so long that it would end soon
+		if !m.retry.isDue(now) {
+			return false, m.retry.last
+		}
+		return true, m.retry.note(a.MakeSuccessors(ctx, id), now)
+	}
 	m.noteGates(stages.Gates(doc, td, e, now), doc.Rotating(td))
 	next, actions := stages.Next(doc, td, e, now)
 	for _, act := range actions {
-		if act.Make != nil && !m.retry.isDue(now) {
-			return false, m.retry.last
-		} else if act.Make != nil {
-			return true, m.retry.note(a.MakeSuccessors(ctx, doc.Rotating(td).ID), now)
-		}
 		if act.Event != "" && !told[act.Event] {
 			if err := m.config.Log.Append(audit.Record{Event: audit.Admin, Actor: "server " + a.Replica(), Detail: act.Event}); err != nil {
 				return false, fmt.Errorf("a rotation goes on only once the audit log says so: %w", err)
@@ -187,11 +191,11 @@ func (m *Manager) advance(ctx context.Context, e stages.Evidence, told map[strin
 	}
 	err := a.Drive(ctx, func(n *document.Document) error {
 		next, actions := stages.Next(n, td, e, now)
-		if next == n {
+		if next == n || a.LacksSuccessor(n.Rotating(td).ID, now) {
 			return replica.ErrUnchanged
 		}
 		for _, act := range actions {
-			if act.Make != nil || act.Event != "" && !told[act.Event] {
+			if act.Event != "" && !told[act.Event] {
 				return errMoved
 			}
 		}

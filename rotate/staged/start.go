@@ -23,6 +23,7 @@ func (m *Manager) Start(ctx context.Context, actor string, kind document.Authori
 	if reason != document.ReasonAsked && reason != document.ReasonCompromised {
 		return fmt.Errorf("a rotation is asked for with the reason %q or none, not %.40q", document.ReasonCompromised, reason)
 	}
+	m.config.Authority.Follow(ctx) // so that the answer is about the newest document
 	return m.start(ctx, m.config.Authority.Change, stages.Request{Kind: kind, Reason: reason, Actor: actor}, nil)
 }
 
@@ -101,11 +102,12 @@ func (m *Manager) Change(ctx context.Context, actor string, c Change) error {
 		}
 		return fmt.Errorf("change %.40q is not known: pause, resume, abort, rollback or override", c.What)
 	}
-	try := m.config.Authority.Document().Clone()
-	if err := do(try); err != nil {
+	m.config.Authority.Follow(ctx) // so that the answer is about the newest document
+	doc := m.config.Authority.Document()
+	if err := do(doc.Clone()); err != nil {
 		return err
 	}
-	c.Rotation = m.config.Authority.Document().Rotating(td).ID // what was tried, and no other
+	c.Rotation = doc.Rotating(td).ID // what was tried, and no other
 	detail := fmt.Sprintf("rotate %s: rotation %s", c.What, c.Rotation)
 	if c.What == "override" {
 		detail = fmt.Sprintf("rotate override: gate %s of rotation %s, because %q", c.Gate, c.Rotation, c.Because)

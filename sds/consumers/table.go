@@ -106,6 +106,18 @@ type Stream struct {
 	table *Table
 	of    *consumer
 	seen  Observed // last
+
+	rejected string // words of its client about what it was sent last; empty if it has taken it
+}
+
+// rejected returns the words of a stream whose client has not taken what it was sent; empty if there is none. mu is held.
+func (c *consumer) rejected() string {
+	for s := range c.streams {
+		if s.rejected != "" {
+			return s.rejected
+		}
+	}
+	return ""
 }
 
 // batch is a write that some wait for.
@@ -222,7 +234,8 @@ func (s *Stream) See(o Observed) {
 		c.Node, changed = clip(o.Node, maxNode), true
 	}
 	if o.When.After(before.When) {
-		c.Words, changed = clip(o.Words, maxWords), true
+		s.rejected, changed = clip(o.Words, maxWords), true
+		c.Words = s.rejected
 	}
 	for name, version := range o.SVIDs {
 		changed = s.acknowledge(name, version) || changed
@@ -235,7 +248,8 @@ func (s *Stream) See(o Observed) {
 	}
 	for name, generation := range o.Contexts {
 		if generation > before.Contexts[name] && o.When.Equal(before.When) {
-			c.Words = "" // it was rejected before, and now is not
+			s.rejected = "" // what was, is not any more
+			c.Words = c.rejected()
 		}
 		changed = c.trust(name) || changed
 	}

@@ -34,6 +34,11 @@ func (h *Issuers) CRLSigners(ctx context.Context, doc *document.Document) ([]CRL
 	if state == nil {
 		return nil, fmt.Errorf("the authority document has nothing for trust domain %s", c.Domain)
 	}
+	if c.May != nil {
+		if err := c.May(); err != nil {
+			return nil, err
+		}
+	}
 	var out []CRLSigner
 	now, maxTTL := time.Now(), MaxTTL(c.Profiles)
 	for _, want := range []document.AuthorityState{document.StateActive, document.StatePrepared, document.StateRetiring} {

@@ -29,7 +29,7 @@ type Config struct {
 	Log      *audit.Log
 	Profiles []*ca.Profile // each issuer is checked against them before use
 	LogID    func() uint32
-	May      func() error // why nothing may be signed; nil: there is no such thing
+	May      func() error // why nothing may be signed now; nil: nothing is ever in the way
 	// Lacks says why an issuer cannot be opened whose key lies neither in the document nor in a key store; Plugged, that files may bring it.
 	Lacks   func(x *document.Authority) error
 	Plugged bool

@@ -36,15 +36,20 @@ func Generate(ctx context.Context, store keys.Store, kt ca.KeyType) (document.Ke
 	return document.Key{Signer: signer, Ref: ref}, err
 }
 
-// Root returns the active root of a document as one that signs, and its key. ErrOffline if that lies elsewhere.
-func (h *Issuers) Root(ctx context.Context, d *document.Document) (*ca.Issuer, crypto.Signer, error) {
+// Root returns a root of a document as one that signs, and its key; the active one if there is no id. ErrOffline if the key lies elsewhere.
+func (h *Issuers) Root(ctx context.Context, d *document.Document, id string) (*ca.Issuer, crypto.Signer, error) {
 	c := h.config
 	root, err := d.Active(c.Domain, document.KindRoot)
 	if err != nil {
 		return nil, nil, err
 	}
-	if c.May != nil {
-		if err := c.May(); err != nil {
+	if id != "" {
+		if root = d.Domains[c.Domain.String()].Get(document.KindRoot, id); root == nil {
+			return nil, nil, fmt.Errorf("the authority document has no root %s", id)
+		}
+	}
+	if h.config.May != nil {
+		if err := h.config.May(); err != nil {
 			return nil, nil, err
 		}
 	}
@@ -67,10 +72,10 @@ func (h *Issuers) Root(ctx context.Context, d *document.Document) (*ca.Issuer, c
 	return signer, key, err
 }
 
-// NewIssuer makes a new issuer under the document's active root. It changes nothing: see document.ReplaceIssuer. The key's type
-// is the root's.
-func (h *Issuers) NewIssuer(ctx context.Context, d *document.Document, ttl time.Duration) (*x509.Certificate, document.Key, error) {
-	signer, rootKey, err := h.Root(ctx, d)
+// NewIssuer makes a new issuer under a root of a document; the active one if there is no root. It changes nothing: see
+// document.ReplaceIssuer. The key's type is the root's.
+func (h *Issuers) NewIssuer(ctx context.Context, d *document.Document, root string, ttl time.Duration) (*x509.Certificate, document.Key, error) {
+	signer, rootKey, err := h.Root(ctx, d, root)
 	if err != nil {
 		return nil, document.Key{}, err
 	}

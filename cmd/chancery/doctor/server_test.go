@@ -15,6 +15,7 @@ import (
 	"github.com/chancery-project/chancery/ca/audit"
 	"github.com/chancery-project/chancery/ca/authority"
 	"github.com/chancery-project/chancery/ca/checkup"
+	"github.com/chancery-project/chancery/ca/document"
 	"github.com/chancery-project/chancery/ca/issuelog"
 	"github.com/chancery-project/chancery/ca/keys"
 	"github.com/chancery-project/chancery/ca/replica"
@@ -297,6 +298,46 @@ func TestTokenIsNotOpened(t *testing.T) {
 		if k.Store != "token" || !strings.Contains(k.Unknown, "each wrong PIN counts") || k.Checked != nil {
 			t.Errorf("%+v", k)
 		}
+	}
+}
+
+// TestTrustOfAServerThatIsDown: authorities whose key others may know, and the bundle key.
+func TestTrustOfAServerThatIsDown(t *testing.T) {
+	p := newPlace(t, config)
+	s, err := server.Load(p.path("server.yaml"))
+	p.must(err)
+	change := func(f func(state *document.DomainState)) {
+		st, err := s.OpenState(t.Context())
+		p.must(err)
+		defer st.Store.Close()
+		p.must(replica.Change(t.Context(), st.Store, st.Sealer, func(next *document.Document) error {
+			f(next.State(s.Domain()))
+			return nil
+		}))
+	}
+	r, got := p.look(true, time.Now())
+	if len(got) > 0 || len(r.CA.Document.BundleKey) != 32 || r.CA.Document.BundleKeyError != "" {
+		t.Fatalf("found %v; %+v", got, r.CA.Document)
+	}
+	at := time.Now().Add(-time.Hour)
+	change(func(state *document.DomainState) {
+		for i := range state.Authorities {
+			state.Authorities[i].Tainted = &at
+		}
+		state.BundleKey.Key[20] ^= 1
+	})
+	r, got = p.look(true, time.Now())
+	if !slices.Equal(got, []string{"critical bundle-key.unusable", "critical authority.tainted", "critical authority.tainted"}) {
+		t.Errorf("found %v", got)
+	}
+	for _, f := range r.Findings {
+		if f.ID == "authority.tainted" && (!strings.Contains(f.Problem, at.UTC().Format(time.RFC3339)) || !strings.Contains(f.Remedy, "rotate start --root --reason compromised")) {
+			t.Errorf("%+v", f)
+		}
+	}
+	change(func(state *document.DomainState) { state.BundleKey = nil }) // as a version before this one left it: a start makes one
+	if _, got = p.look(true, time.Now()); slices.Contains(got, "critical bundle-key.unusable") {
+		t.Errorf("found %v", got)
 	}
 }
 

@@ -50,6 +50,11 @@ func (e *exam) readState(ctx context.Context) {
 	if c.Parent != nil {
 		inv.RenewedBy = checkup.RenewedByParent
 	}
+	if key := doc.State(td).BundleKey; key != nil {
+		if _, err := key.Open(td, sealer); err != nil {
+			inv.Document.BundleKeyError = err.Error()
+		}
+	}
 	e.state = &checkup.State{
 		Time: e.now.UTC(), TrustDomain: c.TrustDomain, Document: &inv.Document, RenewedBy: inv.RenewedBy, MaxTTL: e.settings.MaxTTL().Seconds(),
 		Certs: inv.Certs, Clusters: []checkup.Cluster{}, Keys: e.keys(ctx, doc, td, sealer, inv.Stores),

@@ -69,7 +69,7 @@ func TestWatchOnATerminal(t *testing.T) {
 			t.Errorf("a line of %d columns: %q", len([]rune(line)), line)
 		}
 	}
-	if !strings.Contains(got, "\x1b[J" + pastLine(&all[3].Past[0])) {
+	if !strings.Contains(got, "\x1b[J"+pastLine(&all[3].Past[0])) {
 		t.Errorf("the end is not drawn:\n%q", got)
 	}
 

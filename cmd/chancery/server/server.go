@@ -97,7 +97,7 @@ func Open(ctx context.Context, settings *Settings, logger *slog.Logger) (_ *Serv
 	s.health = keys.NewHealth(keys.HealthConfig{Keys: s.authority.Keys, Logger: logger, Metrics: s.registry})
 	s.desk = revoking.Open(revoking.Config{
 		Domain: settings.domain, Authority: s.authority, Sealer: s.sealer, Issuance: s.issuance, Board: s.board, Log: s.log, Clusters: slices.Collect(maps.Keys(byName)),
-		ActorOf: adminsocket.ActorOf, Own: s.ownSerial, Logger: logger, Metrics: s.registry,
+		ActorOf: adminsocket.ActorOf, Own: s.ownSerial, Leaf: s.ownLeaf, Profile: settings.profile, Logger: logger, Metrics: s.registry,
 	})
 	s.openRotation()
 	s.replicas = replicas.Open(replicas.Config{Place: settings.place, Authority: s.authority, Board: s.board, Log: s.log, ActorOf: adminsocket.ActorOf, Metrics: s.registry})
@@ -251,6 +251,17 @@ func (s *Server) issueOwn(ctx context.Context, key crypto.Signer) (rotate.Issued
 func (s *Server) own() *trust.Identity {
 	id, _ := s.keeper.Current()
 	return id
+}
+
+// ownLeaf is asked for before there is a keeper, too.
+func (s *Server) ownLeaf() *x509.Certificate {
+	if s.keeper == nil {
+		return nil
+	}
+	if own := s.own(); own != nil {
+		return own.Leaf()
+	}
+	return nil
 }
 
 func (s *Server) ownSerial() string {

@@ -119,7 +119,11 @@ func restore(ctx context.Context, s *server.Settings, path string, ask asked, ou
 	if err != nil {
 		return err
 	}
-	r.say(ctx, out, next)
+	var kept []string
+	if r.present != nil {
+		kept = next.KeepFrom(r.present)
+	}
+	r.say(ctx, out, next, kept)
 	if ask.dryRun {
 		fmt.Fprintln(out, "Nothing was changed (--dry-run).")
 		return nil

@@ -1,6 +1,7 @@
 package state
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -14,10 +15,11 @@ import (
 	"github.com/chancery-project/chancery/ca/checkup"
 	"github.com/chancery-project/chancery/ca/document"
 	"github.com/chancery-project/chancery/cmd/chancery/process"
+	"github.com/chancery-project/chancery/trust"
 )
 
 // say tells what an import does, and what is lost.
-func (r *restoring) say(ctx context.Context, out io.Writer, next *document.Document) {
+func (r *restoring) say(ctx context.Context, out io.Writer, next *document.Document, kept []string) {
 	say := func(format string, args ...any) {
 		fmt.Fprintln(out, process.Printable(checkup.OneLine(fmt.Sprintf(format, args...))))
 	}
@@ -37,10 +39,14 @@ func (r *restoring) say(ctx context.Context, out io.Writer, next *document.Docum
 	r.sayKeys(ctx, say)
 	if r.present == nil {
 		say("%s has no document; it gets version %d.", r.settings.Place(), next.Version)
+		say("If a key was found to be compromised after the export, it is not tainted in it: rotate it again.")
 		say("Revocations made after the export are not in it. The audit logs have them (events \"admin\", detail \"revoke\"): revoke them again.")
 		return
 	}
 	say("%s has version %d, which is replaced by version %d.", r.settings.Place(), r.version, next.Version)
+	for _, what := range kept {
+		say("  kept: %s", what)
+	}
 	for _, what := range lost(r.present, r.from) {
 		say("  lost: %s", what)
 	}
@@ -59,6 +65,9 @@ func lost(has, gets *document.Document) (all []string) {
 			if !slices.ContainsFunc(now.Authorities, func(b document.Authority) bool { return a.ID == b.ID }) {
 				all = append(all, fmt.Sprintf("%s %s (%s) of %s", a.Kind, a.ID, a.State, name))
 			}
+		}
+		if had, gets := old.PublicBundleKey(), now.PublicBundleKey(); had != nil && gets != nil && !bytes.Equal(had, gets) {
+			all = append(all, fmt.Sprintf("the bundle key %s: agents that have pinned it take no roots and no CRLs that are signed by %s", trust.KeyFingerprint(had), trust.KeyFingerprint(gets)))
 		}
 		for i := range old.Revocations {
 			v := &old.Revocations[i]

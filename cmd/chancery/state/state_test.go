@@ -214,8 +214,14 @@ func TestD9ImportOverAnotherDocument(t *testing.T) {
 		t.Fatal(err)
 	}
 	at := time.Now().Add(-time.Minute)
+	var root string
 	if err := replica.Change(t.Context(), st.Store, st.Sealer, func(next *document.Document) error {
-		_, err := next.Revoke(s.Domain(), authority.Revocation{Predicate: authority.Predicate{Serial: "abcd"}, Time: at, Actor: "unix:bob"})
+		active, err := next.Active(s.Domain(), authority.KindRoot)
+		if err != nil {
+			return err
+		}
+		root, active.Tainted = active.ID, &at
+		_, err = next.Revoke(s.Domain(), authority.Revocation{Predicate: authority.Predicate{Serial: "abcd"}, Time: at, Actor: "unix:bob"})
 		return err
 	}); err != nil {
 		t.Fatal(err)
@@ -227,7 +233,7 @@ func TestD9ImportOverAnotherDocument(t *testing.T) {
 	if err := restore(t.Context(), s, exported, look, &out); err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"which is replaced by version 4294967296", "lost: the revocation of serial abcd by unix:bob at ", "Nothing was changed"} {
+	for _, want := range []string{"which is replaced by version 4294967296", "lost: the revocation of serial abcd by unix:bob at ", "kept: that root " + root + " is tainted since ", "Nothing was changed"} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("it does not say %q:\n%s", want, out.String())
 		}
@@ -247,6 +253,9 @@ func TestD9ImportOverAnotherDocument(t *testing.T) {
 		t.Fatal(err)
 	}
 	doc := stored(t, s).Document
+	if active, err := doc.Active(s.Domain(), authority.KindRoot); err != nil || active.Tainted == nil || !active.Tainted.Equal(at) || doc.TaintedAt(s.Domain()) != doc.Version {
+		t.Errorf("an import makes a tainted root one like any other (decision D6): %+v, %v", active, err)
+	}
 	if doc.Version != 8<<32 || len(doc.Revocations(s.Domain())) != 0 || doc.Imported == nil || !strings.HasPrefix(doc.Imported.Actor, "Alice (unix:") || doc.Imported.Version != 1 {
 		t.Errorf("%d, %+v", doc.Version, doc.Imported)
 	}

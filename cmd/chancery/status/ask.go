@@ -16,6 +16,7 @@ import (
 	"github.com/chancery-project/chancery/api/chanceryv1"
 	"github.com/chancery-project/chancery/ca/checkup"
 	"github.com/chancery-project/chancery/cmd/chancery/server/adminsocket"
+	"github.com/chancery-project/chancery/trust"
 )
 
 // askTimeout bounds a call to a server.
@@ -63,6 +64,10 @@ func stateOf(r *chanceryv1.GetStatusResponse) (*checkup.State, error) {
 	}
 	if d := r.GetDocument(); d != nil {
 		s.Document = &checkup.Document{Version: d.GetVersion(), Generation: d.GetGeneration(), Requested: timeOf(d.GetRequested()), Logs: []checkup.Log{}}
+		if key := d.GetBundleKey(); len(key) > 0 {
+			s.Document.BundleKey = trust.KeyFingerprint(key)
+		}
+		s.Document.BundleKeyError = d.GetBundleKeyError()
 		for _, l := range d.GetLogs() {
 			s.Document.Logs = append(s.Document.Logs, checkup.Log{ID: l.GetId(), Key: l.GetKey()})
 		}
@@ -73,7 +78,9 @@ func stateOf(r *chanceryv1.GetStatusResponse) (*checkup.State, error) {
 		if err != nil {
 			return nil, fmt.Errorf("the server's answer: %s certificate: %w", c.GetKind(), err)
 		}
-		s.Certs = append(s.Certs, checkup.NewCertificate(c.GetKind(), c.GetState(), c.GetInUse(), cert, s.Time))
+		one := checkup.NewCertificate(c.GetKind(), c.GetState(), c.GetInUse(), cert, s.Time)
+		one.Tainted = timeOf(c.GetTainted())
+		s.Certs = append(s.Certs, one)
 	}
 	for _, k := range r.GetKeys() {
 		s.Keys = append(s.Keys, checkup.Key{

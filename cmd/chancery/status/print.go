@@ -97,6 +97,9 @@ func printAuthorities(say func(string, ...any), s *checkup.State) {
 			}
 			say("  log %d  %s", l.ID, l.Key)
 		}
+		if d.BundleKey != "" {
+			say("  bundle key %s%s", d.BundleKey, orError(d.BundleKeyError))
+		}
 		if d.Requested != nil {
 			takes := "`chancery authority import` takes it"
 			if s.RenewedBy == checkup.RenewedByParent {
@@ -114,6 +117,9 @@ func printAuthorities(say func(string, ...any), s *checkup.State) {
 		use := ""
 		if c.InUse {
 			use = "  in use"
+		}
+		if c.Tainted != nil {
+			use += "  TAINTED since " + c.Tainted.UTC().Format(time.RFC3339)
 		}
 		name := c.ID
 		if c.Kind == checkup.KindServer {

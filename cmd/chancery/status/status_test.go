@@ -3,7 +3,13 @@ package status
 import (
 	"bytes"
 	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
 	"errors"
+	"math/big"
 	"net"
 	"os"
 	"path/filepath"
@@ -18,6 +24,7 @@ import (
 	"github.com/chancery-project/chancery/api/chanceryv1"
 	"github.com/chancery-project/chancery/ca/checkup"
 	"github.com/chancery-project/chancery/cmd/chancery/process"
+	"github.com/chancery-project/chancery/trust"
 )
 
 // shortDir is a folder whose name is short enough for a socket.
@@ -79,7 +86,8 @@ func TestEveryFieldOfAnAnswerArrives(t *testing.T) {
 	at := func(d time.Duration) *timestamppb.Timestamp { return timestamppb.New(now.Add(-d)) }
 	s, err := stateOf(&chanceryv1.GetStatusResponse{
 		Time: timestamppb.New(now), Started: at(3 * time.Hour), TrustDomain: "cluster.local", NotReady: "bad\x1b[2J", IssuerRenewedBy: "import", MaxTtl: durationpb.New(time.Hour),
-		Document: &chanceryv1.GetStatusResponse_Document{Version: 7, Generation: 3, Requested: at(time.Hour), Logs: []*chanceryv1.GetStatusResponse_Log{{Id: 16909060, Key: "k"}}},
+		Document:     &chanceryv1.GetStatusResponse_Document{Version: 7, Generation: 3, Requested: at(time.Hour), BundleKey: []byte("public"), BundleKeyError: "changed", Logs: []*chanceryv1.GetStatusResponse_Log{{Id: 16909060, Key: "k"}}},
+		Certificates: []*chanceryv1.GetStatusResponse_Certificate{{Kind: "root", State: "active", InUse: true, Certificate: anyRoot(t), Tainted: at(time.Hour)}},
 		Keys: []*chanceryv1.GetStatusResponse_Key{
 			{Name: "issuer a", Store: "token", Checked: at(time.Minute), Took: durationpb.New(2 * time.Millisecond)},
 			{Name: "root b", Store: "token", Waiting: at(time.Second), Error: "gone"}, {Name: "issuer c"},
@@ -119,6 +127,7 @@ func TestEveryFieldOfAnAnswerArrives(t *testing.T) {
 	Print(&out, s)
 	for _, want := range []string{
 		"server of trust domain cluster.local, NOT READY, started 3 h 0 min ago", "version 7, bundle generation 3", "log 16909060  k", "requested 1 h 0 min ago",
+		"bundle key " + trust.KeyFingerprint([]byte("public")) + ", FAILS: changed", "  in use  TAINTED since 2026-11-30T11:00:00Z",
 		"renewed by: import", "key of issuer a, token: signs, in 2ms, checked 1 min 0 s ago", "root b, token: DOES NOT SIGN: gone", "issuer c, : not checked yet",
 		"issued 1 in the last minute, 2 in the last hour, 3 since", "refused 10 in the last minute, 25 in", "  BUSY: 10 in", "audit log /a, 5 kB, FAILS: full",
 		"issuance log /l, 9 entries, last checkpoint over 8, made 1 min 0 s ago, FAILS: x, FAILS: y", "revocations 4, of 5 certificates, there are no CRLs, FAILS: z", "agents 7, 6 of them have", "cluster east ready", "cluster west NOT READY",
@@ -172,4 +181,19 @@ func TestAgoIsNeverNegative(t *testing.T) {
 			t.Errorf("%s ahead prints as %q", d, got)
 		}
 	}
+}
+
+// anyRoot returns a root's certificate in DER.
+func anyRoot(t *testing.T) []byte {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	x := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "root"}, NotBefore: time.Now(), NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true}
+	der, err := x509.CreateCertificate(rand.Reader, x, x, key.Public(), key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return der
 }

@@ -6,6 +6,7 @@ import (
 
 	"github.com/chancery-project/chancery/api/chanceryv1"
 	"github.com/chancery-project/chancery/ca/authority"
+	printed "github.com/chancery-project/chancery/cmd/chancery/server/show"
 )
 
 // Describe turns a document into its public form, domains by name.
@@ -13,16 +14,13 @@ func Describe(d *authority.Document) (*chanceryv1.GetAuthoritiesResponse, error)
 	resp := new(chanceryv1.GetAuthoritiesResponse)
 	for _, name := range slices.Sorted(maps.Keys(d.Domains)) {
 		state := d.Domains[name]
-		out := &chanceryv1.DomainAuthorities{TrustDomain: name, Generation: state.Generation}
+		out := &chanceryv1.DomainAuthorities{TrustDomain: name, Generation: state.Generation, BundleKey: state.PublicBundleKey()}
 		for i := range state.Authorities {
-			a := &state.Authorities[i]
-			cert, err := a.X509()
+			one, err := printed.Describe(&state.Authorities[i])
 			if err != nil {
 				return nil, err
 			}
-			out.Authorities = append(out.Authorities, &chanceryv1.Authority{
-				Id: a.ID, Kind: string(a.Kind), State: string(a.State), Generation: a.Generation, Certificate: cert.Raw,
-			})
+			out.Authorities = append(out.Authorities, one)
 		}
 		resp.Domains = append(resp.Domains, out)
 	}

@@ -48,6 +48,7 @@ type Config struct {
 	Issuance    *issuelog.Log
 	IssuanceLog string // its folder; empty for none
 	Clusters    []Cluster
+	BundleKey   func() ([]byte, error)                    // its public part, and why it signs nothing
 	Crls        func() *chanceryv1.GetStatusResponse_Crls // nil without any
 	Store       func() *chanceryv1.GetStatusResponse_Store
 	Rotation    func() *chanceryv1.Rotation // nil for none under way
@@ -132,13 +133,21 @@ func (r *Reporter) authorities(resp *chanceryv1.GetStatusResponse, now time.Time
 	if at := inv.Document.Requested; at != nil {
 		d.Requested = timestamppb.New(*at)
 	}
+	if c.BundleKey != nil {
+		key, err := c.BundleKey()
+		d.BundleKey, d.BundleKeyError = key, text(err)
+	}
 	resp.Document, resp.IssuerRenewedBy = d, inv.RenewedBy
 	if own := c.Own(); own != nil {
 		inv.Certs = append(inv.Certs, checkup.NewCertificate(checkup.KindServer, "active", true, own.Leaf(), now))
 	}
 	for i := range inv.Certs {
 		x := &inv.Certs[i]
-		resp.Certificates = append(resp.Certificates, &chanceryv1.GetStatusResponse_Certificate{Kind: x.Kind, State: x.State, InUse: x.InUse, Certificate: x.DER})
+		one := &chanceryv1.GetStatusResponse_Certificate{Kind: x.Kind, State: x.State, InUse: x.InUse, Certificate: x.DER}
+		if x.Tainted != nil {
+			one.Tainted = timestamppb.New(*x.Tainted)
+		}
+		resp.Certificates = append(resp.Certificates, one)
 	}
 	if c.Plugged {
 		inv.Stores[c.Authority.KeyName()] = "issuer files"

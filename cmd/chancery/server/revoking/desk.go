@@ -24,6 +24,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/chancery-project/chancery/api/chanceryv1"
+	"github.com/chancery-project/chancery/ca"
 	"github.com/chancery-project/chancery/ca/audit"
 	"github.com/chancery-project/chancery/ca/authority"
 	"github.com/chancery-project/chancery/ca/board"
@@ -33,6 +34,7 @@ import (
 	"github.com/chancery-project/chancery/ca/revocation"
 	"github.com/chancery-project/chancery/csr/agents"
 	"github.com/chancery-project/chancery/csr/answers"
+	"github.com/chancery-project/chancery/csr/evidence"
 	"github.com/chancery-project/chancery/trust"
 )
 
@@ -46,6 +48,8 @@ type Config struct {
 	Log       *audit.Log
 	Clusters  []string                              // names of those that are configured
 	Own       func() string                         // serial of the server's own certificate, hex; empty if it has none
+	Leaf      func() *x509.Certificate              // the server's own certificate; nil if it has none. May be nil
+	Profile   *ca.Profile                           // of what is issued; nil: one with the default lives
 	ActorOf   func(context.Context) (string, error) // who calls, or a refusal
 	Logger    *slog.Logger
 	Metrics   prometheus.Registerer
@@ -57,6 +61,7 @@ type Desk struct {
 	config  Config
 	manager *revocation.Manager
 	hub     *agents.Hub
+	ledger  *evidence.Ledger
 	strange *rate.Sometimes // says that a mark is none
 	source  *bundles.Source
 	bundles *answers.Bundles
@@ -82,9 +87,11 @@ func Open(c Config) *Desk {
 	d := &Desk{config: c, strange: &rate.Sometimes{Interval: time.Minute}, told: new(told)}
 	d.source = bundles.New(bundles.Config{Domain: c.Domain, Authority: c.Authority, Sealer: c.Sealer, Log: c.Log, Logger: c.Logger})
 	d.bundles = answers.NewBundles(answers.Config{Bundle: d.source.Bundle, Signer: d.source.Signer})
-	d.hub = agents.New(agents.Config{Checkpoints: d.Checkpoints, Mark: d.mark, Seen: d.seen, Metrics: c.Metrics})
+	d.ledger = evidence.New(d.consumers())
+	d.hub = agents.New(agents.Config{Checkpoints: d.Checkpoints, Mark: d.mark, Seen: d.seen, Ledger: d.ledger, Metrics: c.Metrics})
 	d.manager = revocation.New(revocation.Config{
 		Domain: c.Domain, Authority: c.Authority, Issuance: c.Issuance, Board: c.Board, Logger: c.Logger, Metrics: c.Metrics, Publish: d.publish,
+		Acknowledge: d.acknowledge,
 	})
 	c.Authority.Announce(d.announce)
 	return d
@@ -96,8 +103,8 @@ func (d Desk) Revoked() *revocation.Set { return d.manager.Set() }
 // Bundles returns the roots as the bundle key signs them.
 func (d Desk) Bundles() *answers.Bundles { return d.bundles }
 
-// Signer returns what signs bundles, or why nothing does.
-func (d Desk) Signer() (*trust.BundleSigner, error) { return d.source.Signer() }
+// BundleKey returns the public key that agents pin, and why it signs nothing.
+func (d Desk) BundleKey() ([]byte, error) { return d.source.Key() }
 
 // Tainted reports whether a certificate's key is that of an authority that is tainted.
 func (d Desk) Tainted(cert *x509.Certificate) bool { return d.source.Tainted(cert) }
@@ -142,6 +149,7 @@ func (d Desk) Run(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return d.manager.Run(ctx) })
 	g.Go(func() error { return eachSecond(ctx, func() { d.hub.PushCheckpoints(time.Now()) }) })
+	g.Go(func() error { return d.ledger.Run(ctx) })
 	g.Go(func() error {
 		return eachSecond(ctx, func() {
 			d.source.Mind(ctx)
@@ -190,6 +198,7 @@ func (d Desk) tell(signed *chanceryv1.SignedBundle) {
 	l := d.told.lists
 	d.told.signature = signed.GetSignature()
 	m := &chanceryv1.SyncUpdate{Bundle: answers.Roots(l.Bundle), SignedBundle: signed, Crls: l.CRLs, Issuers: l.Issuers}
+	m.Reissue = d.reissue(l.Leave)
 	if err := d.hub.Publish(m); err != nil { // a fault of ours
 		d.config.Logger.Error("agents are not told of roots and CRLs", "reason", err.Error())
 	}

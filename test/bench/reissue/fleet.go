@@ -42,12 +42,13 @@ type share struct {
 
 // counts says how far agents have come.
 type counts struct {
-	Held     int   // have had a first SVID
-	Replaced int   // have had a second one,
-	Twice    int   // and a third one
-	Failed   int   // tries for one that failed
-	Dialled  int   // connections that were begun
-	Last     int64 // when an SVID was replaced last, in nanoseconds
+	Held     int    // have had a first SVID
+	Replaced int    // have had a second one,
+	Twice    int    // and a third one
+	Failed   int    // tries for one that failed
+	Dialled  int    // connections that were begun
+	Last     int64  // when an SVID was replaced last, in nanoseconds
+	Why      string // the last of these failed
 }
 
 func startFleet(ctx context.Context, c config, dir, server string, tokens *parts.Tokens) (*fleet, error) {
@@ -116,6 +117,9 @@ func (f *fleet) read() (sum counts, err error) {
 		}
 		sum.Held, sum.Replaced, sum.Twice = sum.Held+one.Held, sum.Replaced+one.Replaced, sum.Twice+one.Twice
 		sum.Failed, sum.Dialled, sum.Last = sum.Failed+one.Failed, sum.Dialled+one.Dialled, max(sum.Last, one.Last)
+		if one.Why != "" {
+			sum.Why = one.Why
+		}
 	}
 	return sum, nil
 }
@@ -227,7 +231,7 @@ func (p *player) agent(ctx context.Context, i int) error {
 		Logger: logger, Table: table,
 		Observe: func(err error) {
 			if err != nil {
-				p.count(func(n *counts) { n.Failed++ })
+				p.count(func(n *counts) { n.Failed, n.Why = n.Failed+1, err.Error() })
 			}
 		},
 	})

@@ -242,6 +242,9 @@ func (m *measured) verdict() error {
 	if m.end.Twice > 0 {
 		missed = append(missed, fmt.Errorf("%d SVIDs were replaced more than once", m.end.Twice))
 	}
+	if m.end.Failed > m.begin.Failed {
+		fmt.Fprintln(os.Stderr, "the last try that failed:", m.end.Why)
+	}
 	if m.waits.failed > 0 {
 		missed = append(missed, fmt.Errorf("%d new pods got no certificate; the first: %w", m.waits.failed, m.waits.first))
 	}

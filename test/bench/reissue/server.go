@@ -17,7 +17,7 @@ import (
 )
 
 // pollEvery is how often the rotation's phase is looked at, which is how exactly its begin is known.
-const pollEvery = 20 * time.Millisecond
+const pollEvery = 100 * time.Millisecond
 
 // server is the server under test.
 type server struct {

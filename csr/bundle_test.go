@@ -318,8 +318,7 @@ func TestD16TaintedIssuer(t *testing.T) {
 // TestD16TaintWhileARequestWaits: it is asked again before each signature.
 func TestD16TaintWhileARequestWaits(t *testing.T) {
 	var asked atomic.Int32
-	var w *world
-	w = newWorld(t, withPods, func(_ *world, c *csr.Config) {
+	w := newWorld(t, withPods, func(_ *world, c *csr.Config) {
 		c.Tainted = func(*x509.Certificate) bool { return asked.Add(1) > 2 } // issuer and root, when the caller is known
 	})
 	resp, err := w.native(shows(w.svid(webURI, freshPod("uid-web"))), askNative(""))

@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"math/big"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -170,11 +171,23 @@ func TestD22AnAnswerIsNoGeneration(t *testing.T) {
 func TestD4AnswersOfAServerThatWasAsleep(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		old, next := newAuthority(t, time.Hour), newAuthority(t, time.Hour)
+		var mu sync.Mutex // guards both
 		sleeps := false
 		var refused []error
+		sleep := func(is bool) {
+			mu.Lock()
+			defer mu.Unlock()
+			sleeps = is
+		}
 		k := NewKeeper(KeeperConfig{
-			ID: old.id(), Logger: slog.New(slog.DiscardHandler), Observe: func(err error) { refused = append(refused, err) },
+			ID: old.id(), Logger: slog.New(slog.DiscardHandler), Observe: func(err error) {
+				mu.Lock()
+				defer mu.Unlock()
+				refused = append(refused, err)
+			},
 			Issue: func(ctx context.Context, key crypto.Signer) (Issued, error) {
+				mu.Lock()
+				defer mu.Unlock()
 				if sleeps {
 					return old.issue(ctx, key) // under generation 1
 				}
@@ -188,16 +201,19 @@ func TestD4AnswersOfAServerThatWasAsleep(t *testing.T) {
 		synctest.Wait()
 		adopt(t, k, next.bundle(3, 48*time.Hour, []*authority{next}))
 		first, changed := k.Current()
-		sleeps = true
+		sleep(true)
 		time.Sleep(45 * time.Minute)
 		synctest.Wait()
 		if now, _ := k.Current(); now.Leaf() != first.Leaf() {
 			t.Error("an SVID that only a root vouches for which has left is served")
 		}
-		if err := refused[len(refused)-1]; err == nil || !strings.Contains(err.Error(), "generation 3 are there already") {
+		mu.Lock()
+		last := refused[len(refused)-1]
+		mu.Unlock()
+		if err := last; err == nil || !strings.Contains(err.Error(), "generation 3 are there already") {
 			t.Errorf("the answer was not refused: %v", err)
 		}
-		sleeps = false
+		sleep(false)
 		<-changed
 		if now, _ := k.Current(); now.Leaf() == first.Leaf() {
 			t.Error("no other SVID from a server that is awake")

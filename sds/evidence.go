@@ -214,18 +214,25 @@ func (sub *subscription) lacks(v *View, root []byte) bool {
 // observe tells the table of consumers what is known of a stream, and wakes the streams of the same process for which that makes a
 // difference.
 func (s *Server) observe(sub *subscription, v *View) {
-	o := consumers.Observed{SVIDs: map[string]string{}, Contexts: map[string]uint64{}}
+	o := consumers.Observed{SVIDs: map[string]string{}, Contexts: map[string]uint64{}, Rejected: map[string]string{}}
 	trusts := ""
 	sub.mu.Lock()
 	o.Node = sub.node
-	if sub.nack != nil {
-		o.Words, o.When = sub.nack.Message, sub.nack.Time
-	}
 	for name, e := range sub.names {
-		switch k := view.KindOf(name); {
-		case (k == view.KindDefault || k == view.KindIdentity) && e.sent != nil:
+		k := view.KindOf(name)
+		svid, context := k == view.KindDefault || k == view.KindIdentity, v.TrustsOwn(name)
+		switch {
+		case !svid && !context:
+			continue
+		case e.rejected != "":
+			o.Rejected[name] = e.rejected
+		case e.sent != nil && e.acked.Version == e.sent.Version:
+			o.Taken = append(o.Taken, name)
+		}
+		switch {
+		case svid && e.sent != nil:
 			o.SVIDs[name] = e.acked.Version
-		case v.TrustsOwn(name):
+		case context:
 			o.Contexts[name] = 0
 			if e.trusts != nil {
 				o.Contexts[name] = e.trusts.Generation()

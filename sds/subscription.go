@@ -68,11 +68,12 @@ type entry struct {
 	current  uint64           // newest view generation in which sent was the content of the name
 	acked    Confirmed
 
-	own    *trust.Bundle       // of the trust domain, in that newest view
-	trusts *trust.Bundle       // likewise, of what was acknowledged; nil before
-	chain  []*x509.Certificate // of the identity that was sent; nil if there is none, or if it was sent on an earlier stream
-	since  time.Time           // when its identity was first kept back, for another one than before; zero if it is not
-	warned bool                // that it was
+	rejected string              // the client's words about what it was sent last, if it did not take that
+	own      *trust.Bundle       // of the trust domain, in that newest view
+	trusts   *trust.Bundle       // likewise, of what was acknowledged; nil before
+	chain    []*x509.Certificate // of the identity that was sent; nil if there is none, or if it was sent on an earlier stream
+	since    time.Time           // when its identity was first kept back, for another one than before; zero if it is not
+	warned   bool                // that it was
 }
 
 // flight is a response that awaits its ACK or NACK.
@@ -360,6 +361,9 @@ func (sub *subscription) settle(nonce string, message *string) ([]item, bool) {
 		sub.nack = &NACK{Time: time.Now(), Message: *message}
 		for _, it := range items {
 			sub.nack.Names = append(sub.nack.Names, it.name)
+			if e := sub.names[it.name]; e != nil && e.acked.Version != it.version {
+				e.rejected = *message
+			}
 		}
 		return items, true
 	}
@@ -368,7 +372,7 @@ func (sub *subscription) settle(nonce string, message *string) ([]item, bool) {
 		if e == nil || e.sent == nil { // unsubscribed or removed since
 			continue
 		}
-		e.acked, e.trusts = Confirmed{it.version, it.generation}, it.own
+		e.acked, e.trusts, e.rejected = Confirmed{it.version, it.generation}, it.own, ""
 		if e.sent.Version == it.version {
 			e.acked.Generation, e.trusts = e.current, e.own
 		}

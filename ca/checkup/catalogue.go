@@ -52,7 +52,7 @@ var Catalogue = []Entry{
 	{"chain.broken", criticals, "The issuing certificate does not lead to a root that is trusted, so the server does not start.",
 		"Put back the files, or the state, that belong together."},
 	{"issuer-files.unusable", both, "The plugged-in issuer cannot be used as it lies there: a server does not start; one that runs goes on with the former one (warning).",
-		"Follow the reason; have the tool that writes the files write them again, or put the former ones back."},
+		"Follow the reason (a root is replaced in three steps: docs/config.md); have the tool that writes the files write them again, or put the former ones back."},
 	{"root.ended", warns, "Verifiers pass over it; it does no harm and no good.",
 		"Leave it until staged root rotation can take it out."},
 	{"root.too-short", criticals, "From now on issuers and certificates are cut short by their root's end.",

@@ -83,7 +83,9 @@ type Manager struct {
 	waiting      bool                   // for others to tell
 	corrected    time.Time              // when a number was taken since the last one was of the future
 	acknowledged uint64                 // version of the document
-	blocked      error                  // why it cannot be acknowledged
+	blocked      error                  // why it cannot be acknowledged,
+	blockedAt    time.Time              // since when,
+	blockedTold  bool                   // and whether the log says so
 }
 
 // State is what can be said of the revocations at a moment.

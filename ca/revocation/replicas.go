@@ -420,7 +420,7 @@ func (m *Manager) acknowledge(ctx context.Context, doc *authority.Document) {
 	if b == nil || m.acknowledged >= doc.Version {
 		return
 	}
-	before := m.blocked
+	now, before := time.Now(), m.blocked
 	if m.blocked = m.config.Authority.HoldsPrepared(ctx); m.blocked == nil {
 		m.blocked = m.inStep(doc)
 	}
@@ -429,9 +429,17 @@ func (m *Manager) acknowledge(ctx context.Context, doc *authority.Document) {
 	}
 	if m.blocked != nil {
 		if before == nil {
+			m.blockedAt, m.blockedTold = now, false
+		}
+		if now.Sub(m.blockedAt) < gather { // an issuer comes into use a moment after its document
+			m.due = now.Add(gather / 10)
+			return
+		}
+		if !m.blockedTold {
+			m.blockedTold = true
 			m.config.Logger.Warn("this replica cannot acknowledge the document; until it can, or is declared dead, others wait for it", "version", doc.Version, "reason", m.blocked.Error())
 		}
-		m.due = time.Now().Add(2 * gather)
+		m.due = now.Add(2 * gather)
 		return
 	}
 	m.acknowledged = doc.Version

@@ -112,7 +112,10 @@ func (s *Stream) Say(m *chanceryv1.ConsumersState) error {
 	sh := l.shard(consumer)
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
-	e := l.entry(sh, consumer, func() string { return s.name })
+	e := sh.all[consumer]
+	if e == nil {
+		e = l.add(sh, consumer, s.name)
+	}
 	if e == nil {
 		l.ends(&l.over, time.Unix(int64(x.until(now.UnixMilli())), 0))
 		return nil

@@ -3,9 +3,9 @@ package evidence
 import (
 	"crypto/sha256"
 	"encoding/binary"
-	"encoding/hex"
 	"log/slog"
 	"slices"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -194,27 +194,25 @@ func issuerOf(id []byte) uint64 {
 	return max(binary.BigEndian.Uint64(b[:]), 1)
 }
 
+// key is issuerOf for an ID in hex; what is none may be any.
 func (l Leaf) key() uint64 {
-	id, err := hex.DecodeString(l.Issuer)
-	if err != nil { // of no issuer of ours: it may be any
+	x, err := strconv.ParseUint((l.Issuer + "0000000000000000")[:16], 16, 64)
+	if err != nil {
 		return 0
 	}
-	return issuerOf(id)
+	return max(x, 1)
 }
 
 func (l *Ledger) shard(consumer uint64) *shard { return &l.shards[consumer%shards] }
 
-// entry returns a consumer, made if it is new; nil if there is no room. Caller holds the shard.
-func (l *Ledger) entry(s *shard, consumer uint64, name func() string) *entry {
-	e := s.all[consumer]
-	if e == nil {
-		if l.count.Load() >= maxConsumers {
-			return nil
-		}
-		l.count.Add(1)
-		e = &entry{name: shorten(name(), board.MaxName)}
-		s.all[consumer] = e
+// add makes a consumer that is new; nil if there is no room. Caller holds the shard.
+func (l *Ledger) add(s *shard, consumer uint64, name string) *entry {
+	if l.count.Load() >= maxConsumers {
+		return nil
 	}
+	l.count.Add(1)
+	e := &entry{name: shorten(name, board.MaxName)}
+	s.all[consumer] = e
 	return e
 }
 
@@ -234,7 +232,10 @@ func (l *Ledger) ToAgent(identity string, id []byte, x Leaf) {
 	s := l.shard(consumer)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	e := l.entry(s, consumer, func() string { return "agent " + identity })
+	e := s.all[consumer]
+	if e == nil {
+		e = l.add(s, consumer, "agent "+identity)
+	}
 	if e == nil {
 		l.ends(&l.over, x.NotAfter)
 		return
@@ -272,7 +273,10 @@ func (l *Ledger) ToClient(c Client, x Leaf) {
 	s := l.shard(consumer)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	e := l.entry(s, consumer, c.name)
+	e := s.all[consumer]
+	if e == nil {
+		e = l.add(s, consumer, c.name())
+	}
 	if e == nil {
 		l.ends(&l.over, x.NotAfter)
 		return
@@ -296,7 +300,14 @@ func (e *entry) answer(shown string, x Leaf, now int64) {
 	e.give(leaf{x.key(), uint32(x.NotAfter.Unix()), now})
 }
 
-func serialOf(hex string) uint64 { return hash(hex) }
+// serialOf shortens a serial, which ends with random bits.
+func serialOf(hex string) uint64 {
+	x, err := strconv.ParseUint(hex[max(0, len(hex)-16):], 16, 64)
+	if err != nil {
+		return 0
+	}
+	return x
+}
 
 // arrived notes that the certificate of a bearer has arrived: it came with it. What it renewed is not in use any more.
 func (l *Ledger) arrived(consumer uint64, now int64) {
@@ -316,7 +327,10 @@ func (l *Ledger) arrived(consumer uint64, now int64) {
 	s = l.shard(before)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if e = l.entry(s, before, func() string { return "" }); e != nil { // also one of another replica, which may have it as behind
+	if e = s.all[before]; e == nil { // one of another replica, which may have it as behind
+		e = l.add(s, before, "")
+	}
+	if e != nil {
 		e.low, e.last, e.sure, e.given, e.keep = last, last, sent, nil, max(e.keep, keep)
 	}
 }

@@ -1,6 +1,8 @@
 package evidence_test
 
 import (
+	"log/slog"
+	"path/filepath"
 	"runtime"
 	"strings"
 	"testing"
@@ -10,6 +12,9 @@ import (
 
 	"github.com/chancery-project/chancery/api/chanceryv1"
 	"github.com/chancery-project/chancery/ca/board"
+	"github.com/chancery-project/chancery/ca/document"
+	"github.com/chancery-project/chancery/ca/keys"
+	"github.com/chancery-project/chancery/ca/store"
 	"github.com/chancery-project/chancery/csr/evidence"
 )
 
@@ -307,7 +312,9 @@ func TestTwentyThousandConsumers(t *testing.T) {
 	}
 	const n = 20_000
 	before := inUse()
-	l := evidence.New(evidence.Config{})
+	b := board.Open(board.Config{Replica: "a", Store: must(store.CreateSQLite(t.Context(), filepath.Join(t.TempDir(), "state.db"))), Logger: slog.New(slog.DiscardHandler),
+		Domain: td, Sealer: must(keys.CreateSealer(filepath.Join(t.TempDir(), "k")))})
+	l := evidence.New(evidence.Config{Board: b})
 	streams := make([]*evidence.Stream, 0, n)
 	for i := range n {
 		s := l.Open(nameOf(i), "node", "192.0.2.1:1")
@@ -322,6 +329,15 @@ func TestTwentyThousandConsumers(t *testing.T) {
 	if each > 1000 {
 		t.Errorf("an agent takes %d bytes", each)
 	}
+	for i, goal := range []document.Goal{trusts, leaves} {
+		begun := time.Now()
+		if err := l.Acknowledge(t.Context(), uint64(i+1), uint64(i+1), goal); err != nil {
+			t.Fatal(err)
+		}
+		t.Logf("%d are behind %+v; found in %s", len(b.Mine().Evidence.Behind), goal, time.Since(begun))
+		if len(b.Mine().Evidence.Behind) != n {
+			t.Errorf("%d are behind", len(b.Mine().Evidence.Behind))
+		}
+	}
 	runtime.KeepAlive(streams)
-	runtime.KeepAlive(l)
 }

@@ -149,8 +149,8 @@ func (l *Ledger) sets(now time.Time) (out sets) {
 				continue
 			case v.behind:
 				out.Behind = append(out.Behind, board.Behind{Consumer: consumer, Until: time.Unix(int64(v.until), 0).UTC(), Here: v.here})
-				if v = e.judge(&a, len(sample) < 10*board.MaxSample); v.why != "" {
-					sample = append(sample, board.Laggard{Consumer: consumer, Name: e.name, Why: shorten(v.why, board.MaxWhy)})
+				if len(sample) < 10*board.MaxSample {
+					sample = append(sample, board.Laggard{Consumer: consumer, Name: e.name, Why: shorten(e.judge(&a, true).why, board.MaxWhy)})
 				}
 				out.ask = out.ask || e.mayClear(&a)
 			default:

@@ -113,6 +113,7 @@ type world struct {
 	behind []board.Behind // of whoever acknowledges
 	all    map[string]*server
 	age    time.Duration // RootMaxAge
+	leaf   time.Duration // LeafTTL of servers that start
 }
 
 // server is one of them.
@@ -132,7 +133,7 @@ func newWorld(t *testing.T, names string, change func(*authority.Config)) *world
 	dir := t.TempDir()
 	st := must(store.CreateSQLite(t.Context(), filepath.Join(dir, "state.db")))
 	t.Cleanup(func() { st.Close() })
-	w := &world{t: t, store: st, notes: map[string]board.Note{}, all: map[string]*server{}, keys: &counted{Store: keys.NewMemory(), refs: map[string]bool{}}}
+	w := &world{t: t, leaf: leafTTL, store: st, notes: map[string]board.Note{}, all: map[string]*server{}, keys: &counted{Store: keys.NewMemory(), refs: map[string]bool{}}}
 	w.config = authority.Config{
 		Domain: td, Store: st, Sealer: must(keys.CreateSealer(filepath.Join(dir, "key"))), Keys: w.keys, KeyType: ca.P256,
 		Profiles: []*ca.Profile{must(ca.NewProfile("workload", ca.ProfileConfig{KeyTypes: []string{"p256"}, MaxTTL: leafTTL.String()}))},
@@ -181,7 +182,7 @@ func (w *world) start(name string, st store.Store) *server {
 	s.k = k
 	s.m = New(Config{
 		Domain: td, Authority: k, Notes: func() []board.Note { return slices.Collect(maps.Values(w.notes)) }, Changed: func() <-chan struct{} { return nil },
-		LeafTTL: leafTTL, RootMaxAge: w.age, Log: c.Log, Logger: c.Logger, Metrics: s.reg,
+		LeafTTL: w.leaf, RootMaxAge: w.age, Log: c.Log, Logger: c.Logger, Metrics: s.reg,
 	})
 	w.all[name] = s
 	return s

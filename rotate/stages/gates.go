@@ -249,7 +249,7 @@ func (v *view) readers() Gate {
 		g.Waiting = []string{fmt.Sprintf("those who only read roots need %s from when each replica has them", v.e.Floor)}
 		return g
 	}
-	g.Until = v.r.Spread.Add(v.e.Floor)
+	g.Until = v.r.Spread.Add(v.e.Floor + skew)
 	if g.Passed = !v.now.Before(g.Until); !g.Passed {
 		g.Waiting = []string{"those who only read roots are given until " + stamp(g.Until)}
 	}

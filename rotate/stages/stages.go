@@ -72,6 +72,9 @@ func Next(d *document.Document, td trust.Domain, e Evidence, now time.Time) (*do
 		}
 		return pick(changed, next, d), []Action{{Make: &m}}
 	}
+	if v.follow(s) {
+		return next, nil // its gates begin anew
+	}
 	var events []Action
 	gates := v.gates()
 	if over := v.endsSoon(gates); over != nil {
@@ -86,7 +89,7 @@ func Next(d *document.Document, td trust.Domain, e Evidence, now time.Time) (*do
 		events = append(events, v.step(next, s))
 		return next, events
 	}
-	return pick(v.noteSpread(s, gates) || v.follow(s) || changed, next, d), events
+	return pick(v.noteSpread(s, gates) || changed, next, d), events
 }
 
 func pick(changed bool, next, d *document.Document) *document.Document {
@@ -159,7 +162,7 @@ func (v *view) follow(s *document.DomainState) bool {
 	if v.r.Phase != document.PhaseDistribute || s.Generation == v.r.Generation {
 		return false
 	}
-	s.Rotation.Generation, s.Rotation.Version = s.Generation, v.d.Version
+	s.Rotation.Generation, s.Rotation.Version, s.Rotation.Spread = s.Generation, v.d.Version, time.Time{}
 	return true
 }
 

@@ -12,16 +12,24 @@ import (
 
 // row is what the file says of one consumer.
 type row struct {
-	UID      uint32   `json:"uid"`
-	PID      int32    `json:"pid"`
-	Start    uint64   `json:"start"`
-	Boot     string   `json:"boot,omitempty"` // of the machine
-	Count    int      `json:"count"`          // of processes, where several are counted together
-	API      string   `json:"api"`
-	Node     string   `json:"node,omitempty"`
-	Words    string   `json:"words,omitempty"` // of the last rejection
-	SVIDs    []handed `json:"svids"`           // in the order in which they were handed out
-	Contexts []trusts `json:"contexts,omitempty"`
+	UID      uint32      `json:"uid"`
+	PID      int32       `json:"pid"`
+	Start    uint64      `json:"start"`
+	Boot     string      `json:"boot,omitempty"` // of the machine
+	Count    int         `json:"count"`          // of processes, where several are counted together
+	API      string      `json:"api"`
+	Node     string      `json:"node,omitempty"`
+	SVIDs    []handed    `json:"svids"` // in the order in which they were handed out
+	Contexts []trusts    `json:"contexts,omitempty"`
+	Rejected []rejection `json:"rejected,omitempty"`
+}
+
+// rejection is what a consumer did not take of what it was sent, in its own words, and has not taken since.
+type rejection struct {
+	Name  string `json:"name"`
+	Words string `json:"words"`
+
+	stray time.Time // as of trusts
 }
 
 // handed is an SVID that was handed out, and not yet replaced.
@@ -72,9 +80,11 @@ func (r *row) drop(now time.Time) (changed bool) {
 	return len(r.SVIDs) != n
 }
 
-// generation is the lowest that the consumer has acknowledged of all that it asks for; 0 if that is not known.
+// generation is the lowest that the consumer has acknowledged of all that it asks for; 0 if that is not known. A proxy that rejects
+// some of what it was sent is not known to work with the rest: Envoy rejects what comes last of a certificate and a validation
+// context that do not go together, and has acknowledged the other.
 func (r *row) generation() uint64 {
-	if len(r.Contexts) == 0 {
+	if len(r.Contexts) == 0 || len(r.Rejected) > 0 {
 		return 0
 	}
 	return slices.MinFunc(r.Contexts, func(a, b trusts) int { return compare(a.Generation, b.Generation) }).Generation
@@ -94,9 +104,6 @@ func compare(a, b uint64) int {
 func (r *row) merge(o *row) {
 	r.Count += max(o.Count, 1)
 	r.Contexts[0].Generation = min(r.Contexts[0].Generation, o.generation())
-	if o.Words != "" {
-		r.Words = o.Words
-	}
 	for _, h := range o.SVIDs {
 		at := slices.IndexFunc(r.SVIDs, func(x handed) bool { return x.Issuer.equal(h.Issuer) })
 		switch {
@@ -132,14 +139,21 @@ func (r *row) check() error {
 		return fmt.Errorf("it has %d SVIDs", len(r.SVIDs))
 	case len(r.Contexts) > maxContexts+1:
 		return fmt.Errorf("it has %d validation contexts", len(r.Contexts))
-	case len(r.API) > maxNode || len(r.Node) > maxNode || len(r.Boot) > maxNode || len(r.Words) > maxWords:
+	case len(r.API) > maxNode || len(r.Node) > maxNode || len(r.Boot) > maxNode:
 		return errors.New("one of its texts is too long")
+	case len(r.Rejected) > maxRejected+1:
+		return fmt.Errorf("it has %d rejections", len(r.Rejected))
 	case r.Count < 1 || r.Count > 1<<30:
 		return fmt.Errorf("its count is %d", r.Count)
 	}
 	for i := range r.SVIDs {
 		if err := r.SVIDs[i].check(); err != nil {
 			return err
+		}
+	}
+	for _, x := range r.Rejected {
+		if len(x.Name) > maxName || len(x.Words) > maxWords {
+			return errors.New("a text of a rejection is too long")
 		}
 	}
 	for _, x := range r.Contexts {

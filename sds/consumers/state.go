@@ -119,8 +119,9 @@ func (c *consumer) hold(all map[string]*Held, now time.Time, n int) {
 func (c *consumer) why(until time.Time) string {
 	end := until.UTC().Format(time.RFC3339)
 	switch {
-	case c.Words != "":
-		return clip("it rejected what it was sent: "+c.Words, maxWords)
+	case len(c.Rejected) > 0:
+		r := c.Rejected[0]
+		return clip(fmt.Sprintf("it rejected %s: %s", clip(r.Name, maxNode), r.Words), maxWords)
 	case len(c.streams) == 0:
 		return "it is not connected; its SVID ends at " + end
 	case len(c.Contexts) == 0:

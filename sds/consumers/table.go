@@ -25,6 +25,7 @@ const (
 	maxApart     = 1000  // of those that are not connected; beyond that they are counted together, by user
 	maxSVIDs     = 64    // of one consumer
 	maxContexts  = 1000  // likewise
+	maxRejected  = 64    // likewise
 	maxName      = 4096  // bytes of a resource name
 	maxWords     = 300   // bytes of a rejection
 	maxNode      = 100   // bytes of what a consumer calls itself
@@ -65,9 +66,10 @@ type Observed struct {
 	// Contexts says for each name of a validation context of the trust domain which generation of the bundle was acknowledged
 	// last; 0 if none was.
 	Contexts map[string]uint64
-	// Words of the last rejection, and when it came.
-	Words string
-	When  time.Time
+	// Rejected says of each name, of either kind, that was rejected last and not taken since, with which words. Taken are the names
+	// of which that which was sent last was acknowledged.
+	Rejected map[string]string
+	Taken    []string
 }
 
 // Config says where a table lies.
@@ -106,18 +108,6 @@ type Stream struct {
 	table *Table
 	of    *consumer
 	seen  Observed // last
-
-	rejected string // words of its client about what it was sent last; empty if it has taken it
-}
-
-// rejected returns the words of a stream whose client has not taken what it was sent; empty if there is none. mu is held.
-func (c *consumer) rejected() string {
-	for s := range c.streams {
-		if s.rejected != "" {
-			return s.rejected
-		}
-	}
-	return ""
 }
 
 // batch is a write that some wait for.
@@ -149,6 +139,9 @@ func (t *Table) Join(p Process, api string) *Stream {
 		c.joined = time.Now()
 		for i := range c.Contexts {
 			c.Contexts[i].stray = c.joined
+		}
+		for i := range c.Rejected {
+			c.Rejected[i].stray = c.joined
 		}
 	}
 	c.streams[s] = struct{}{}
@@ -233,24 +226,19 @@ func (s *Stream) See(o Observed) {
 	if o.Node != "" && o.Node != c.Node {
 		c.Node, changed = clip(o.Node, maxNode), true
 	}
-	if o.When.After(before.When) {
-		s.rejected, changed = clip(o.Words, maxWords), true
-		c.Words = s.rejected
+	for name, words := range o.Rejected {
+		changed = c.reject(name, clip(words, maxWords)) || changed
+	}
+	for _, name := range o.Taken {
+		n := len(c.Rejected)
+		c.Rejected = slices.DeleteFunc(c.Rejected, func(r rejection) bool { return r.Name == name && !c.rejects(name) })
+		changed = changed || len(c.Rejected) != n
 	}
 	for name, version := range o.SVIDs {
 		changed = s.acknowledge(name, version) || changed
 	}
-	for name := range before.Contexts {
-		if _, still := o.Contexts[name]; !still && !c.asks(name) {
-			c.Contexts = slices.DeleteFunc(c.Contexts, func(x trusts) bool { return x.Name == name })
-			changed = true
-		}
-	}
-	for name, generation := range o.Contexts {
-		if generation > before.Contexts[name] && o.When.Equal(before.When) {
-			s.rejected = "" // what was, is not any more
-			c.Words = c.rejected()
-		}
+	changed = c.giveUp(before) || changed
+	for name := range o.Contexts {
 		changed = c.trust(name) || changed
 	}
 	if changed {
@@ -288,6 +276,59 @@ func (c *consumer) holds(name, version string) bool {
 		}
 	}
 	return false
+}
+
+// giveUp drops what a stream asked for before and no stream does now: the process has no use for it. mu is held.
+func (c *consumer) giveUp(before Observed) (changed bool) {
+	contexts, rejected := len(c.Contexts), len(c.Rejected)
+	c.Contexts = slices.DeleteFunc(c.Contexts, func(x trusts) bool {
+		_, asked := before.Contexts[x.Name]
+		return asked && !c.asks(x.Name)
+	})
+	c.Rejected = slices.DeleteFunc(c.Rejected, func(r rejection) bool {
+		_, asked := before.Rejected[r.Name]
+		return asked && !c.knows(r.Name)
+	})
+	return len(c.Contexts) != contexts || len(c.Rejected) != rejected
+}
+
+// reject notes a rejection. mu is held.
+func (c *consumer) reject(name, words string) (changed bool) {
+	at := slices.IndexFunc(c.Rejected, func(r rejection) bool { return r.Name == name })
+	if at < 0 && (len(c.Rejected) >= maxRejected || len(name) > maxName) { // then all of these count as one, which stays
+		name = ""
+		at = slices.IndexFunc(c.Rejected, func(r rejection) bool { return r.Name == name })
+	}
+	if at < 0 {
+		c.Rejected = append(c.Rejected, rejection{Name: name, Words: words})
+		return true
+	}
+	r := &c.Rejected[at]
+	changed = r.Words != words
+	r.Words, r.stray = words, time.Time{}
+	return changed
+}
+
+// rejects reports whether some stream has rejected a name. mu is held.
+func (c *consumer) rejects(name string) bool {
+	for s := range c.streams {
+		if _, is := s.seen.Rejected[name]; is {
+			return true
+		}
+	}
+	return false
+}
+
+// knows reports whether some stream has a name of either kind. mu is held.
+func (c *consumer) knows(name string) bool {
+	for s := range c.streams {
+		_, svid := s.seen.SVIDs[name]
+		_, rejected := s.seen.Rejected[name]
+		if svid || rejected {
+			return true
+		}
+	}
+	return c.asks(name)
 }
 
 // asks reports whether some stream asks for a validation context. mu is held.
@@ -338,6 +379,11 @@ func (s *Stream) Leave() {
 	now := time.Now()
 	for i := range c.Contexts {
 		if x := &c.Contexts[i]; x.stray.IsZero() && !c.asks(x.Name) {
+			x.stray = now
+		}
+	}
+	for i := range c.Rejected {
+		if x := &c.Rejected[i]; x.stray.IsZero() && !c.knows(x.Name) {
 			x.stray = now
 		}
 	}
@@ -393,9 +439,11 @@ func (t *Table) prune(now time.Time) {
 	for p, c := range t.live {
 		changed = c.drop(now) || changed
 		if len(c.streams) > 0 {
-			n := len(c.Contexts)
-			c.Contexts = slices.DeleteFunc(c.Contexts, func(x trusts) bool { return !x.stray.IsZero() && now.Sub(x.stray) > strayFor })
-			changed = changed || len(c.Contexts) != n
+			n := len(c.Contexts) + len(c.Rejected)
+			old := func(stray time.Time) bool { return !stray.IsZero() && now.Sub(stray) > strayFor }
+			c.Contexts = slices.DeleteFunc(c.Contexts, func(x trusts) bool { return old(x.stray) })
+			c.Rejected = slices.DeleteFunc(c.Rejected, func(r rejection) bool { return old(r.stray) && !c.knows(r.Name) })
+			changed = changed || len(c.Contexts)+len(c.Rejected) != n
 		} else if len(c.SVIDs) == 0 {
 			delete(t.live, p)
 		} else {

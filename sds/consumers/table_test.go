@@ -460,3 +460,45 @@ func FuzzLoad(f *testing.F) {
 		}
 	})
 }
+
+// TestD1ARejectionStands: what a consumer rejected is known in its words, over restarts, and makes it unknown, until it takes that or
+// gives it up; what it takes beside it changes nothing. Envoy rejects the later of a certificate and a context that do not go together.
+func TestD1ARejectionStands(t *testing.T) {
+	first, _ := open(t, t.TempDir())
+	p := Process{1000, 7, 100}
+	s, roots := first.Join(p, "sds_delta"), first.Join(p, "sds_delta")
+	hand(t, s, svid("default", "v1", time.Hour))
+	roots.See(Observed{Contexts: map[string]uint64{"ROOTCA": 5}, Taken: []string{"ROOTCA"}})
+	no := Observed{SVIDs: map[string]string{"default": ""}, Rejected: map[string]string{"default": "Invalid hash"}}
+	s.See(no)
+	roots.See(Observed{Contexts: map[string]uint64{"ROOTCA": 6}, Taken: []string{"ROOTCA"}})
+	is := func(table *Table, generation uint64, why string) {
+		t.Helper()
+		got := table.State(6)
+		if got.Generation != generation || (why == "") != (len(got.Lagging) == 0) || why != "" && !strings.Contains(got.Lagging[0].Why, why) {
+			t.Errorf("it is %+v", got)
+		}
+	}
+	is(first, 0, "it rejected default: Invalid hash")
+	if b := first.look(time.Now(), 0); b != nil {
+		<-b.done
+	}
+	next, _ := first.again(t)
+	is(next, 0, "it rejected default: Invalid hash")
+	roots, s = next.Join(p, "sds_delta"), next.Join(p, "sds_delta")
+	roots.See(Observed{Contexts: map[string]uint64{"ROOTCA": 6}, Taken: []string{"ROOTCA"}})
+	is(next, 0, "it rejected default")
+	s.See(Observed{SVIDs: map[string]string{"default": "v1"}, Taken: []string{"default"}})
+	is(next, 6, "")
+	s.See(no)
+	is(next, 0, "it rejected default")
+	s.See(Observed{}) // it asks for it no more
+	is(next, 6, "")
+	for i := range 3 * maxRejected {
+		s.See(Observed{Rejected: map[string]string{fmt.Sprint("service:", i): strings.Repeat("no", maxWords)}, Contexts: map[string]uint64{fmt.Sprint("service:", i): 0}})
+	}
+	if n := len(next.live[p].Rejected); n > maxRejected+1 {
+		t.Errorf("%d rejections are kept", n)
+	}
+	is(next, 0, "it rejected service:")
+}

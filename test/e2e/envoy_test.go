@@ -39,6 +39,9 @@ type EnvoyConfig struct {
 	CertName string // SDS name of the certificate; empty: "default"
 	RootName string // SDS name of the validation context; empty: "ROOTCA"
 
+	// Default, with SDSSocket, has more fields, in YAML's flow style, for the validation context that Envoy joins with the one from SDS.
+	Default string
+
 	// PeerURI is the exact SPIFFE ID that the other side must present. Empty: no matcher, for a RootName whose context brings its
 	// own (such as service:NS/NAME).
 	PeerURI string
@@ -254,7 +257,7 @@ const bootstrapParts = `
 {{- if .SDSSocket}}
             tls_certificate_sds_secret_configs: [{name: {{printf "%q" .CertName}}, sds_config: {{template "sds"}}}]
             combined_validation_context:
-              default_validation_context: { {{template "peer" .}} }
+              default_validation_context: { {{template "peer" .}}{{with .Default}}, {{.}}{{end}} }
               validation_context_sds_secret_config: {name: {{printf "%q" .RootName}}, sds_config: {{template "sds"}}}
 {{- else}}
             tls_certificates: [{certificate_chain: {filename: {{printf "%q" .Files.Cert}}}, private_key: {filename: {{printf "%q" .Files.Key}}}}]

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/chancery-project/chancery/ca/authority"
+	"github.com/chancery-project/chancery/ca/authority/swap"
 	"github.com/chancery-project/chancery/ca/checkup"
 	"github.com/chancery-project/chancery/ca/document"
 	"github.com/chancery-project/chancery/ca/files"
@@ -111,7 +112,7 @@ func (e *exam) chain(doc *authority.Document, td trust.Domain) (chain, roots []*
 	}
 	roots = bundle.Roots()
 	if p := e.settings.Issuer; p != nil {
-		chain = e.plugged(bundle, td)
+		chain = e.plugged(doc, td)
 	} else if a, err := doc.Active(td, authority.KindIssuer); err == nil {
 		if chain, err = a.Certificates(); err != nil {
 			e.found("state.refused", checkup.Critical, e.stateName(), "cannot be used: %v", err)
@@ -133,13 +134,15 @@ func (e *exam) chain(doc *authority.Document, td trust.Domain) (chain, roots []*
 }
 
 // plugged reads plugged-in files.
-func (e *exam) plugged(have *trust.Bundle, td trust.Domain) []*x509.Certificate {
+func (e *exam) plugged(doc *authority.Document, td trust.Domain) []*x509.Certificate {
 	dir, set := e.readPlugged(checkup.Critical)
 	if set == nil {
 		return nil
 	}
-	if brought, err := trust.NewBundle(td, have.Generation(), set.Roots); err != nil || !have.SameRoots(brought) {
-		e.found("issuer-files.unusable", checkup.Critical, "issuer files "+dir, "bring other roots than the trust domain was set up with")
+	if step, err := swap.Judge(doc, td, set, swap.History{}, dir, e.now); err != nil {
+		e.found("issuer-files.unusable", checkup.Critical, "issuer files "+dir, "cannot be used: %v", err)
+	} else if step.Hint != "" {
+		e.found("issuer-files.unusable", checkup.Warning, "issuer files "+dir, "should be changed: %s", step.Hint)
 	}
 	return set.Chain
 }
@@ -175,7 +178,7 @@ func (e *exam) checkPlugged(context.Context) {
 		return slices.ContainsFunc(e.state.Certs, func(c checkup.Certificate) bool { return c.Kind == checkup.KindRoot && bytes.Equal(c.DER, x.Raw) })
 	}
 	if slices.ContainsFunc(set.Roots, func(x *x509.Certificate) bool { return !trusted(x) }) {
-		e.found("issuer-files.unusable", checkup.Warning, "issuer files "+dir, "bring other roots than the trust domain was set up with")
+		e.found("issuer-files.unusable", checkup.Warning, "issuer files "+dir, "bring roots that the server does not trust; its log says why")
 		return
 	}
 	uses := func(c checkup.Certificate) bool { return c.InUse && bytes.Equal(c.DER, set.Chain[0].Raw) }

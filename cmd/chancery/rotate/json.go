@@ -121,6 +121,9 @@ func planOf(q *chanceryv1.StartRotationRequest, r *chanceryv1.PlanRotationRespon
 	if p.Reason == "" {
 		p.Reason = "asked"
 	}
+	if p.FromRoot != "" { // a compromised issuer takes its root along
+		p.Kind = "root"
+	}
 	for _, x := range r.GetPhases() {
 		one := phaseJSON{x.GetPhase(), x.GetDoes(), orEmpty(x.GetWaitsFor()), secondsOf(x.GetLeast()), secondsOf(x.GetMost())}
 		p.Phases = append(p.Phases, one)

@@ -47,7 +47,7 @@ func printPlan(out io.Writer, format string, q *chanceryv1.StartRotationRequest,
 	for _, n := range p.Notes {
 		l.add("Note: %s", n)
 	}
-	again := "chancery rotate start --" + p.Kind
+	again := "chancery rotate start --" + q.GetKind()
 	if q.GetReason() != "" {
 		again += " --reason " + q.GetReason()
 	}

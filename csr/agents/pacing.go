@@ -22,8 +22,9 @@ const (
 	toldWithin = time.Second
 )
 
-// Publish makes a new state known. It has neither version nor checkpoints: those are filled in. If it only asks in addition for SVIDs
-// to be replaced, agents have nothing to acknowledge, and are told one by one over the time that it gives them.
+// Publish makes a state known. It has neither version nor checkpoints: those are filled in. If it only asks in addition for SVIDs to
+// be replaced, agents have nothing to acknowledge, and are told one by one over the time that it gives them; if it is what they have,
+// they are sent nothing.
 func (h *Hub) Publish(m *chanceryv1.SyncUpdate) error {
 	r := m.GetReissue()
 	m.Reissue = nil
@@ -33,9 +34,14 @@ func (h *Hub) Publish(m *chanceryv1.SyncUpdate) error {
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if u := h.current; u != nil && u.reissue == nil && r != nil && bytes.Equal(u.shared, shared) {
-		h.set(&update{u.version, u.content, u.shared, r})
-		return nil
+	if u := h.current; u != nil && bytes.Equal(u.shared, shared) {
+		switch {
+		case u.reissue == nil && r == nil || sameIssuers(u.reissue, r):
+			return nil
+		case u.reissue == nil:
+			h.set(&update{u.version, u.content, u.shared, r})
+			return nil
+		}
 	}
 	h.news = time.Now()
 	v := h.nextVersion()

@@ -4,6 +4,8 @@ import (
 	"context"
 	"crypto/x509"
 	"fmt"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/chancery-project/chancery/sds/consumers"
@@ -215,7 +217,7 @@ func (sub *subscription) lacks(v *View, root []byte) bool {
 // difference.
 func (s *Server) observe(sub *subscription, v *View) {
 	o := consumers.Observed{SVIDs: map[string]string{}, Contexts: map[string]uint64{}, Rejected: map[string]string{}}
-	trusts := ""
+	var acked []string
 	sub.mu.Lock()
 	o.Node = sub.node
 	for name, e := range sub.names {
@@ -237,9 +239,11 @@ func (s *Server) observe(sub *subscription, v *View) {
 			if e.trusts != nil {
 				o.Contexts[name] = e.trusts.Generation()
 			}
-			trusts += e.acked.Version
+			acked = append(acked, name+" "+e.acked.Version)
 		}
 	}
+	slices.Sort(acked)
+	trusts := strings.Join(acked, "\n")
 	news := trusts != sub.told
 	sub.told = trusts
 	sub.mu.Unlock()

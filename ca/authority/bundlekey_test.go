@@ -4,6 +4,7 @@ import (
 	"crypto/x509"
 	"testing"
 
+	"github.com/chancery-project/chancery/ca/bundlekey"
 	"github.com/chancery-project/chancery/ca/files"
 	"github.com/chancery-project/chancery/trust"
 )
@@ -44,7 +45,7 @@ func TestD6EveryInitMakesABundleKey(t *testing.T) {
 			if key == nil {
 				t.Fatal("there is none")
 			}
-			signer, err := key.Open(c.Domain, c.Sealer)
+			signer, err := bundlekey.Open(key, c.Domain, c.Sealer)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -21,6 +21,7 @@ import (
 	"github.com/chancery-project/chancery/ca/audit"
 	"github.com/chancery-project/chancery/ca/authority/held"
 	"github.com/chancery-project/chancery/ca/authority/swap"
+	"github.com/chancery-project/chancery/ca/bundlekey"
 	"github.com/chancery-project/chancery/ca/document"
 	"github.com/chancery-project/chancery/ca/files"
 	"github.com/chancery-project/chancery/ca/keys"
@@ -85,7 +86,6 @@ type Keeper struct {
 	seen     atomic.Pointer[swap.History] // what became of plugged-in files
 	staged   bool                         // see Staged
 	making   atomic.Pointer[error]        // of the last try to make a rotation's successor; nil if it did not fail
-	cut      atomic.Pointer[cut]          // see bounded
 }
 
 // Init makes the first document: with a new root and issuer, or adopting plugged-in files. store.ErrConflict if
@@ -125,7 +125,7 @@ func Init(ctx context.Context, c Config, actor string) (*Document, error) {
 	if err != nil {
 		return nil, err
 	}
-	if _, err := doc.MakeBundleKey(c.Domain, c.Sealer); err != nil {
+	if _, err := bundlekey.Make(doc, c.Domain, c.Sealer); err != nil {
 		return nil, err
 	}
 	data, err := doc.Encode(c.Sealer)
@@ -422,7 +422,7 @@ func (a *Keeper) mindIssuer(ctx context.Context, now time.Time) {
 		return
 	case over:
 		err = a.renew(ctx)
-	case !halfOver(i, now) || a.leaves(doc) && i.NotAfter().Sub(now) >= a.lead(i.Certificate())/2: // else its rotation does not get on
+	case !a.halfOver(doc, now) || a.leaves(doc) && i.NotAfter().Sub(now) >= a.lead(i.Certificate())/2: // else its rotation does not get on
 		return
 	default:
 		err = a.prepare(ctx)
@@ -456,10 +456,12 @@ func (a *Keeper) unfit() error {
 		_, err := a.Issuer()
 		return err
 	}
-	for _, failed := range []*error{a.failed.Load(), a.making.Load()} {
-		if failed != nil {
-			return *failed
-		}
+	if failed := a.failed.Load(); failed != nil {
+		return *failed
+	}
+	state := a.stateOf(a.Document())
+	if failed := a.making.Load(); failed != nil && state.Rotation != nil && state.LacksSuccessor(state.Rotation.ID, time.Now()) {
+		return *failed
 	}
 	return nil
 }
@@ -470,9 +472,14 @@ func (a *Keeper) over(doc *Document, now time.Time) bool {
 	return err != nil || x.Ended(now)
 }
 
-func halfOver(i *ca.Issuer, now time.Time) bool {
-	cert := i.Certificate()
-	return now.Sub(cert.NotBefore) > cert.NotAfter.Sub(cert.NotBefore)/2
+// halfOver reports whether half of the active issuer's life is over.
+func (a *Keeper) halfOver(doc *Document, now time.Time) bool {
+	x, err := doc.Active(a.config.Domain, KindIssuer)
+	if err != nil {
+		return false
+	}
+	begin, life, err := x.Life()
+	return err == nil && now.Sub(begin) > life/2
 }
 
 // renew makes a new issuer under the active root and has it used at once, where there is no other that works: see prepare.

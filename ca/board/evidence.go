@@ -38,7 +38,7 @@ type Evidence struct {
 type Behind struct {
 	Consumer uint64    // beginning of a hash of its name
 	Until    time.Time // when the last certificate ends that it may hold; it does not count after that. Whole seconds
-	// Here: it is connected to this replica, and said so itself. Then what others have as settled is older.
+	// Here: it is connected to this replica, and said so itself. Then what others have as settled is older, while this replica lives.
 	Here bool
 }
 

@@ -235,8 +235,8 @@ func FuzzNote(f *testing.F) {
 		}
 		again, err := n.encode(s, td)
 		if body[0] == 1 {
-			if n.Evidence, err = must(decode(again, s, td, "a")).Evidence, err; err != nil || !n.Evidence.says(&Evidence{}) {
-				t.Fatalf("%x was read with evidence %+v (%v)", data, n.Evidence, err)
+			if e := n.Evidence; err != nil || !e.says(&Evidence{}) || !reflect.DeepEqual(must(decode(again, s, td, "a")), n) {
+				t.Fatalf("%x was read as %+v (%v)", data, n, err)
 			}
 			return
 		}

@@ -17,6 +17,7 @@ import (
 
 	"github.com/chancery-project/chancery/ca/audit"
 	"github.com/chancery-project/chancery/ca/authority"
+	"github.com/chancery-project/chancery/ca/bundlekey"
 	"github.com/chancery-project/chancery/ca/keys"
 	"github.com/chancery-project/chancery/ca/replica"
 	"github.com/chancery-project/chancery/trust"
@@ -75,7 +76,7 @@ func (s *Source) of() *known {
 			if was != nil && bytes.Equal(was.sealed, b.Key) && bytes.Equal(was.public, b.Public) {
 				k.signer, k.noKey = was.signer, was.noKey
 			} else {
-				k.signer, k.noKey = b.Open(td, s.config.Sealer)
+				k.signer, k.noKey = bundlekey.Open(b, td, s.config.Sealer)
 			}
 		}
 		for i := range state.Authorities {
@@ -165,7 +166,7 @@ func (s *Source) make(ctx context.Context) error {
 		return err
 	}
 	err := c.Authority.Drive(ctx, func(next *authority.Document) error {
-		made, err := next.MakeBundleKey(c.Domain, c.Sealer)
+		made, err := bundlekey.Make(next, c.Domain, c.Sealer)
 		if err == nil && !made {
 			err = replica.ErrUnchanged
 		}

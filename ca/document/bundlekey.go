@@ -1,55 +1,13 @@
 package document
 
 import (
-	"bytes"
-	"crypto/ed25519"
-	"crypto/rand"
-	"encoding/hex"
-	"fmt"
 	"time"
 
-	"github.com/chancery-project/chancery/ca/keys"
 	"github.com/chancery-project/chancery/trust"
 )
 
-// This file is about what protects agents from who has a stolen key of an authority: the key that signs bundles (decision D6), and the
-// note of when an authority was last tainted (D4).
-
-// MakeBundleKey makes the key that signs a trust domain's bundles, if there is none yet, and reports whether it did. It lies sealed in
-// the document, whatever key store those of authorities lie in: who gets into that should not be able to tell agents of other roots.
-func (d *Document) MakeBundleKey(td trust.Domain, s *keys.Sealer) (bool, error) {
-	state := d.State(td)
-	if state.BundleKey != nil {
-		return false, nil
-	}
-	public, key, err := ed25519.GenerateKey(rand.Reader)
-	if err != nil {
-		return false, fmt.Errorf("making the bundle key: %w", err)
-	}
-	b := &BundleKey{Public: public, Created: time.Now().UTC().Truncate(time.Second)}
-	if b.Key, err = seal(key, b.sealContext(td), s); err != nil {
-		return false, err
-	}
-	state.BundleKey = b
-	return true, nil
-}
-
-func (b *BundleKey) sealContext(td trust.Domain) string {
-	return fmt.Sprintf("bundle key %s of %s", hex.EncodeToString(b.Public), td)
-}
-
-// Open returns what signs bundles with the key.
-func (b *BundleKey) Open(td trust.Domain, s *keys.Sealer) (*trust.BundleSigner, error) {
-	signer, err := unseal(b.Key, b.sealContext(td), s)
-	if err != nil {
-		return nil, err
-	}
-	key, ok := signer.(ed25519.PrivateKey)
-	if !ok || !bytes.Equal(key.Public().(ed25519.PublicKey), b.Public) {
-		return nil, fmt.Errorf("the bundle key of %s is another one than its public key %s", td, trust.KeyFingerprint(b.Public))
-	}
-	return trust.NewBundleSigner(key), nil
-}
+// This file is about what protects agents from who has a stolen key of an authority: the key that signs bundles (decision D6; package
+// bundlekey makes and opens it), and the note of when an authority was last tainted (D4).
 
 // PublicBundleKey returns the key that agents pin; nil if there is none yet.
 func (s *DomainState) PublicBundleKey() []byte {
@@ -65,7 +23,7 @@ func (d *Document) NoteTaints(before *Document) {
 	for name, state := range d.Domains {
 		var was map[string]*time.Time
 		if old := before.Domains[name]; old != nil {
-			was = old.tainted()
+			was = old.Tainted()
 		}
 		for i := range state.Authorities {
 			if a := &state.Authorities[i]; a.Tainted != nil && was[string(a.Kind)+a.ID] == nil {
@@ -75,8 +33,8 @@ func (d *Document) NoteTaints(before *Document) {
 	}
 }
 
-// tainted returns since when authorities are tainted, by kind and ID.
-func (s *DomainState) tainted() map[string]*time.Time {
+// Tainted returns since when authorities are tainted, by kind and ID.
+func (s *DomainState) Tainted() map[string]*time.Time {
 	all := map[string]*time.Time{}
 	for i := range s.Authorities {
 		if a := &s.Authorities[i]; a.Tainted != nil {

@@ -101,6 +101,19 @@ func (d *Document) Promote(td trust.Domain, id string) error {
 	return nil
 }
 
+// Life returns since when an authority has been there, and how long it is of use from then on. Certificates are backdated: the life of a
+// short one would be half over when it begins (decision D20).
+func (a *Authority) Life() (begin time.Time, life time.Duration, _ error) {
+	cert, err := a.X509()
+	if err != nil {
+		return time.Time{}, 0, err
+	}
+	if begin = cert.NotBefore; a.Created.After(begin) && a.Created.Before(cert.NotAfter) {
+		begin = a.Created
+	}
+	return begin, cert.NotAfter.Sub(begin), nil
+}
+
 // Ended reports whether any certificate between an issuer and its root has ended, itself included. An ended root is another matter.
 func (a *Authority) Ended(now time.Time) bool {
 	chain, err := a.Certificates()

@@ -2,11 +2,7 @@ package document
 
 import (
 	"fmt"
-	"maps"
-	"slices"
 	"time"
-
-	"github.com/chancery-project/chancery/trust"
 )
 
 // Import says that a document was restored from an export, and who did it.
@@ -30,46 +26,4 @@ func (d *Document) ReissueBy(seen uint64, by Import) (*Document, error) {
 	by.Version = d.Version
 	n.Imported = &by
 	return n, nil
-}
-
-// KeepFrom takes over from the document that is replaced what a restored one must not lose: that others may know an authority's key,
-// which an older document would make active again (decision D6), and the key that agents have pinned. It returns what it kept, in
-// words.
-func (d *Document) KeepFrom(replaced *Document) (kept []string) {
-	for _, name := range slices.Sorted(maps.Keys(d.Domains)) {
-		state, old := d.Domains[name], replaced.Domains[name]
-		if old == nil {
-			continue
-		}
-		tainted := old.everTainted()
-		for i := range state.Authorities {
-			a := &state.Authorities[i]
-			if since := tainted[string(a.Kind)+a.ID]; since != nil && a.Tainted == nil {
-				a.Tainted, state.TaintedAt = since, d.Version
-				kept = append(kept, fmt.Sprintf("that %s %s is tainted since %s: rotate it", a.Kind, a.ID, since.UTC().Format(time.RFC3339)))
-			}
-		}
-		if state.BundleKey == nil && old.BundleKey != nil {
-			state.BundleKey = old.BundleKey
-			kept = append(kept, "the bundle key "+trust.KeyFingerprint(old.BundleKey.Public))
-		}
-	}
-	return kept
-}
-
-// everTainted is tainted, and those that have left after a rotation that a taint began.
-func (s *DomainState) everTainted() map[string]*time.Time {
-	all := s.tainted()
-	for i := range s.Past {
-		r := &s.Past[i]
-		if r.Reason != ReasonCompromised || r.Back {
-			continue
-		}
-		for _, key := range []string{string(KindRoot) + r.FromRoot, string(KindIssuer) + r.FromIssuer} {
-			if all[key] == nil {
-				all[key] = &r.Started
-			}
-		}
-	}
-	return all
 }

@@ -84,7 +84,6 @@ type Manager struct {
 	corrected    time.Time              // when a number was taken since the last one was of the future
 	acknowledged uint64                 // version of the document
 	blocked      error                  // why it cannot be acknowledged,
-	blockedAt    time.Time              // since when,
 	blockedTold  bool                   // and whether the log says so
 }
 

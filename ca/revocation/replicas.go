@@ -428,18 +428,13 @@ func (m *Manager) acknowledge(ctx context.Context, doc *authority.Document) {
 		m.blocked = m.config.Acknowledge(ctx, doc)
 	}
 	if m.blocked != nil {
-		if before == nil {
-			m.blockedAt, m.blockedTold = now, false
-		}
-		if now.Sub(m.blockedAt) < gather { // an issuer comes into use a moment after its document
-			m.due = now.Add(gather / 10)
-			return
-		}
-		if !m.blockedTold {
+		m.due = now.Add(2 * gather)
+		if before == nil { // an issuer comes into use a moment after its document
+			m.due, m.blockedTold = now.Add(gather/4), false
+		} else if !m.blockedTold {
 			m.blockedTold = true
 			m.config.Logger.Warn("this replica cannot acknowledge the document; until it can, or is declared dead, others wait for it", "version", doc.Version, "reason", m.blocked.Error())
 		}
-		m.due = now.Add(2 * gather)
 		return
 	}
 	m.acknowledged = doc.Version

@@ -25,8 +25,6 @@ const (
 	maxSaid  = 8
 	// delivery is how long an answer may be under way to an agent that says meanwhile what it holds.
 	delivery = 10 * time.Second
-	// sweepEvery is how often those are looked for whose last certificate has ended, while nobody is waited for.
-	sweepEvery = time.Minute
 )
 
 // Config is what a Ledger is made of.

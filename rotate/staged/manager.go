@@ -74,7 +74,7 @@ const (
 	maxSteps = 10
 	// firstRetry and maxRetry bound how soon it is tried again to make a successor: each try makes keys.
 	firstRetry = 2 * time.Second
-	maxRetry   = 5 * time.Minute
+	maxRetry   = time.Minute
 )
 
 // Run follows rotations, and drives them while this server is the one that does, until ctx ends.

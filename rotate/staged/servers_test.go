@@ -42,7 +42,10 @@ func (w *world) run(name string) *running {
 	})
 	ctx, cancel := context.WithCancel(w.t.Context())
 	var wg sync.WaitGroup
-	for _, f := range []func(context.Context) error{s.k.Run, b.Run, r.Run, s.m.Run} {
+	watch := func(ctx context.Context) error {
+		return w.store.Watch(ctx, func() { s.k.Wake(); b.Wake() })
+	}
+	for _, f := range []func(context.Context) error{s.k.Run, b.Run, r.Run, s.m.Run, watch} {
 		wg.Go(func() {
 			if err := f(ctx); err != nil {
 				w.t.Error(err)
@@ -118,6 +121,53 @@ func TestServersRotateByThemselves(t *testing.T) {
 		}
 		for _, s := range all {
 			s.stop()
+		}
+	})
+}
+
+// TestShortLives: with issuers of 20 s, as tests and demos have them, no moment is without one that signs, and a root's rotation comes to its end
+// between those of issuers.
+func TestShortLives(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		w := newWorld(t, "a b", func(c *authority.Config) {
+			c.Profiles = []*ca.Profile{must(ca.NewProfile("workload", ca.ProfileConfig{KeyTypes: []string{"p256"}, MaxTTL: "10s", DefaultTTL: "10s"}))}
+			c.IssuerTTL, c.RootTTL = 20*time.Second, time.Hour
+		})
+		w.leaf = 10 * time.Second
+		a, b := w.run("a"), w.run("b")
+		asked := false
+		for second := range 300 {
+			time.Sleep(time.Second)
+			w.issues(a.server)
+			w.issues(b.server)
+			if second < 60 || asked {
+				continue
+			}
+			err := a.m.Start(t.Context(), "test", document.KindRoot, document.ReasonAsked)
+			if asked = err == nil; err != nil && !strings.Contains(err.Error(), "is under way") {
+				t.Fatal(err)
+			}
+		}
+		b.stop()
+		a.stop()
+		roots, issuers := 0, 0
+		for _, p := range w.state().Past {
+			switch {
+			case p.Outcome != stages.OutcomeDone:
+				t.Errorf("%+v", p)
+			case p.Kind == document.KindRoot:
+				roots++
+			default:
+				issuers++
+			}
+		}
+		if n := strings.Count(a.log.String(), "kind=issuer outcome=done"); roots > 1 || issuers == 0 || n < 5 || strings.Count(a.log.String(), "kind=root outcome=done") != 1 {
+			t.Errorf("%d issuers were rotated, and %d roots of the last %d:\n%s", n, roots, len(w.state().Past), a.log)
+		}
+		for _, s := range []*running{a, b} {
+			if strings.Contains(s.log.String(), "level=ERROR") {
+				t.Errorf("errors at %s:\n%s", s.name, s.log)
+			}
 		}
 	})
 }

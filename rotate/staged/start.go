@@ -179,12 +179,8 @@ func (m *Manager) due(doc *document.Document, now time.Time) (document.Authority
 	if err != nil || issuer.Ended(now) { // what has ended is renewed at once, by the authority
 		return "", ""
 	}
-	cert, err := issuer.X509()
-	if err != nil {
-		return "", ""
-	}
-	life := cert.NotAfter.Sub(cert.NotBefore)
-	if now.Sub(cert.NotBefore) > life/2 && !m.rests(doc, document.KindIssuer, now, min(time.Hour, life/8)) {
+	begin, life, err := issuer.Life()
+	if err == nil && now.Sub(begin) > life/2 && !m.rests(doc, document.KindIssuer, now, min(time.Hour, life/8)) {
 		return document.KindIssuer, fmt.Sprintf("issuer %s is past half of its life", issuer.ID)
 	}
 	return "", ""

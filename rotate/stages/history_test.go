@@ -118,6 +118,11 @@ func tell(t *testing.T, text string, reader bool) {
 			if err := w.expect(&s, want); err != nil {
 				t.Fatalf("%s: %v", part, err)
 			}
+			for _, g := range Gates(s.doc, td, w.evidence(&s), at(s.now)) {
+				if !g.Passed {
+					t.Logf("%s, minute %d: %s: %s", s.phase(), s.now, g.Name, strings.Join(g.Waiting, "; "))
+				}
+			}
 		}
 	}
 }

@@ -173,13 +173,14 @@ func (v *view) endsSoon(gates []Gate) (over []document.Override) {
 	if v.r.Kind != document.KindIssuer || v.r.Phase != document.PhaseDistribute || from == nil || v.lacksSuccessor() {
 		return nil
 	}
-	cert, err := from.X509()
-	if err != nil || cert.NotAfter.Sub(v.now) >= min(v.e.LeafTTL, cert.NotAfter.Sub(cert.NotBefore)/6) {
+	begin, life, err := from.Life()
+	end := begin.Add(life)
+	if err != nil || end.Sub(v.now) >= min(v.e.LeafTTL, life/6) {
 		return nil
 	}
 	for _, g := range gates {
 		if !g.Passed && Risk(v.r.Phase, g.Name) != "" {
-			over = append(over, document.Override{Gate: g.Name, Phase: v.r.Phase, Because: "the issuer in use ends at " + cert.NotAfter.UTC().Format(time.RFC3339), Actor: "policy", Time: v.stamp()})
+			over = append(over, document.Override{Gate: g.Name, Phase: v.r.Phase, Because: "the issuer in use ends at " + end.UTC().Format(time.RFC3339), Actor: "policy", Time: v.stamp()})
 		}
 	}
 	return over

@@ -211,7 +211,7 @@ func (w *world) writeNote(s *state, i int) {
 			}
 		}
 	}
-	if v.lost >= s.now && !goal.IsZero() {
+	if v.lost > 0 && v.lost >= s.now && !goal.IsZero() {
 		n.Evidence.Behind = append(n.Evidence.Behind, board.Behind{Consumer: uint64(100 + i), Until: at(v.lost)})
 	}
 	s.notes[i] = n

@@ -32,11 +32,10 @@ type Keeper struct {
 	table        *consumers.Table // nil: none is kept
 	pinned       func() bool
 
-	mu     sync.Mutex        // guards all below
-	urged  *x509.Certificate // that was to be replaced before its time last
-	unfit  uint64            // generation of the roots that the SVID in use does not verify against, as they came last
-	since  time.Time         // when they first came
-	forced bool              // they were taken nevertheless
+	mu    sync.Mutex        // guards all below
+	urged *x509.Certificate // that was to be replaced before its time last
+	unfit uint64            // generation of the roots that the SVID in use does not verify against, as they came last
+	since time.Time         // when they first came
 }
 
 // KeeperConfig is what a Keeper is made of.

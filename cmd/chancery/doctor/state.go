@@ -13,6 +13,7 @@ import (
 
 	"github.com/chancery-project/chancery/ca/authority"
 	"github.com/chancery-project/chancery/ca/authority/swap"
+	"github.com/chancery-project/chancery/ca/bundlekey"
 	"github.com/chancery-project/chancery/ca/checkup"
 	"github.com/chancery-project/chancery/ca/document"
 	"github.com/chancery-project/chancery/ca/files"
@@ -52,7 +53,7 @@ func (e *exam) readState(ctx context.Context) {
 		inv.RenewedBy = checkup.RenewedByParent
 	}
 	if key := doc.State(td).BundleKey; key != nil {
-		if _, err := key.Open(td, sealer); err != nil {
+		if _, err := bundlekey.Open(key, td, sealer); err != nil {
 			inv.Document.BundleKeyError = err.Error()
 		}
 	}

@@ -121,7 +121,7 @@ func restore(ctx context.Context, s *server.Settings, path string, ask asked, ou
 	}
 	var kept []string
 	if r.present != nil {
-		kept = next.KeepFrom(r.present)
+		kept = backup.Keep(next, r.present)
 	}
 	r.say(ctx, out, next, kept)
 	if ask.dryRun {

@@ -113,7 +113,7 @@ func serveFloor(dir string) error {
 	}
 	f := &floor{done: filepath.Join(dir, floorDone), version: 1, changed: make(chan struct{}), streams: map[*uint64]bool{}}
 	server := grpc.NewServer(grpc.Creds(credentials.NewTLS(&tls.Config{Certificates: []tls.Certificate{certificate}, MinVersion: tls.VersionTLS13})),
-		grpc.ReadBufferSize(8<<10), grpc.SharedWriteBuffer(true))
+		grpc.ReadBufferSize(8<<10))
 	chanceryv1.RegisterIssuanceServer(server, f)
 	told := make(chan os.Signal, 10)
 	signal.Notify(told, floorPush, floorCollect)

@@ -3,8 +3,9 @@
 //
 // Each call reads the token and the server's roots again, so that neither can go stale in memory, and opens a
 // connection of its own, so that the newest SVID authenticates it: to one of the servers, drawn for each call, and to the
-// next one if the first cannot do it. Only where the one server is busy the connection is kept for the next try. It refuses a server that is not
-// spiffe://TD/chancery/server (decision D15), whatever its host name, and CRLs that it cannot verify; and never logs or
+// next one if the first cannot do it. Only where the one server is busy the connection is kept for the next try; and what a server
+// asks for over the stream, to replace an SVID before its time, is got over the stream's connection. It refuses a server that is
+// not spiffe://TD/chancery/server (decision D15), whatever its host name, and CRLs that it cannot verify; and never logs or
 // returns a token.
 package client
 
@@ -30,6 +31,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/chancery-project/chancery/api/chanceryv1"
 	"github.com/chancery-project/chancery/csr/client/anchor"
@@ -71,6 +73,8 @@ type Client struct {
 	kept        *kept                    // nil for none
 	checkpoints logs                     // that were seen last
 	mark        *chanceryv1.DocumentMark // the highest that was seen
+	synced      *synced                  // nil for none
+	reissued    [][]byte                 // key IDs of issuers whose SVIDs the server of synced wants to be replaced
 }
 
 // New returns a client.
@@ -116,7 +120,14 @@ func (c *Client) Issue(ctx context.Context, key crypto.Signer) ([]*x509.Certific
 	}
 	var chain []*x509.Certificate
 	var bundle *trust.Bundle
-	err = c.ask(ctx, func(ctx context.Context, conn *grpc.ClientConn, t turn) error {
+	ctx, who, err := c.withCredentials(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	if who.own != nil {
+		req.ReplacesUntil = timestamppb.New(who.own.NotAfter())
+	}
+	do := func(ctx context.Context, conn *grpc.ClientConn, t turn) error {
 		ctx, cancel := t.answer(ctx)
 		defer cancel()
 		known := c.seen()
@@ -127,7 +138,14 @@ func (c *Client) Issue(ctx context.Context, key crypto.Signer) ([]*x509.Certific
 		c.seeCheckpoints(resp.GetCheckpoints(), known)
 		chain, bundle, err = c.read(resp)
 		return err
-	})
+	}
+	settled := false
+	if s := c.standing(who); s != nil {
+		settled, err = c.overStanding(ctx, s, do)
+	}
+	if !settled {
+		err = c.askAll(ctx, who.own, do)
+	}
 	if err != nil {
 		return nil, nil, err
 	}

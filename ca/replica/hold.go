@@ -79,6 +79,7 @@ type Hold struct {
 	lock   chan struct{}
 	data   []byte // stored form of the document
 	marked uint64 // version that the mark has
+	first  bool   // see First; not changed after Open
 	take   func(context.Context, *document.Document)
 	wrote  func(ctx context.Context, before, after *document.Document)
 }
@@ -128,6 +129,10 @@ func (h *Hold) OnTake(f func(context.Context, *document.Document)) { h.take = f 
 
 // OnWrite sets what is called after each change of this replica's. It is called before Run.
 func (h *Hold) OnWrite(f func(ctx context.Context, before, after *document.Document)) { h.wrote = f }
+
+// First reports whether no process of this replica has worked by a document before this one, as its mark says: then it has signed nothing
+// for anybody. Without a mark that is not known.
+func (h *Hold) First() bool { return h.first }
 
 // Replica returns this replica's name.
 func (h *Hold) Replica() string { return h.config.Name }

@@ -129,7 +129,7 @@ func (h *Hold) checkMark(d *document.Document, data []byte) error {
 	case m.Version > 0 && d.Version > m.Version && !d.Follows(m.Version, m.Hash):
 		return rolledBack(has, fmt.Sprintf("a version %d that does not follow it", d.Version), m.Version, c.Mark)
 	}
-	h.marked = m.Version
+	h.marked, h.first = m.Version, m.Version == 0
 	return nil
 }
 
@@ -138,7 +138,10 @@ func (h *Hold) mayLackMark(d *document.Document) error {
 	c := h.config
 	own := d.Own(c.Name, c.Issuance.Key)
 	switch {
-	case own == nil || own.DeclaredDead != nil:
+	case own == nil:
+		h.first = true
+		return nil
+	case own.DeclaredDead != nil:
 		return nil
 	case own.Replica == "":
 		c.Logger.Info("from now on the highest version of the authority document that was seen is noted, so that an older one is refused", "mark", c.Mark, "version", d.Version)

@@ -130,6 +130,37 @@ func TestD9WhoIsBehindDoesNotDrive(t *testing.T) {
 
 // TestD9MissingMark: it is made at the first start of a replica, and by an authority from before there were marks. After that it is
 // missed; who lost it is registered anew.
+// TestD2FirstStart: a replica knows whether a process before it may have served somebody: the mark of `authority init` tells of no
+// document, and who is not registered has worked by none.
+func TestD2FirstStart(t *testing.T) {
+	w := newWorld(t)
+	init, new := w.config("a"), w.config("b")
+	if err := WriteMark(init.Mark, td, w.sealer, Mark{}); err != nil {
+		t.Fatal(err)
+	}
+	new.Issuance = document.LogState{ID: 20000000, Key: "log of b"}
+	for _, c := range []Config{init, new} {
+		if h := w.open(c); !h.First() {
+			t.Errorf("the first start of %s counts as another one", c.Name)
+		}
+		if h := w.open(c); h.First() {
+			t.Errorf("the second start of %s counts as the first", c.Name)
+		}
+	}
+	if err := Change(t.Context(), w.store, w.sealer, func(next *document.Document) error {
+		_, err := next.Forget("b", time.Now())
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Remove(new.Mark); err != nil {
+		t.Fatal(err)
+	}
+	if h := w.open(new); h.First() {
+		t.Error("one that was forgotten and comes back without its mark has served nobody")
+	}
+}
+
 func TestD9MissingMark(t *testing.T) {
 	w := newWorld(t) // without a name for its only replica, as in format 1
 	a := w.config("a")

@@ -26,7 +26,7 @@ func (d Desk) Consumers() *evidence.Ledger { return d.ledger }
 func (d *Desk) consumers() evidence.Config {
 	c := evidence.Config{
 		Board: d.config.Board, Life: ca.DefaultTTL, MaxLife: ca.DefaultMaxTTL, Logger: d.config.Logger,
-		Served: d.config.Issuance == nil || d.config.Issuance.Size() > 0,
+		Served: !d.config.Authority.First(),
 	}
 	if p := d.config.Profile; p != nil {
 		c.Life, c.MaxLife = p.DefaultTTL(), p.MaxTTL()

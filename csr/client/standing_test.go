@@ -22,6 +22,7 @@ import (
 	"github.com/chancery-project/chancery/csr"
 	"github.com/chancery-project/chancery/csr/agents"
 	"github.com/chancery-project/chancery/csr/client"
+	"github.com/chancery-project/chancery/csr/client/source"
 	"github.com/chancery-project/chancery/trust"
 )
 
@@ -119,7 +120,7 @@ func (f *fickle) Issue(ctx context.Context, r *chanceryv1.IssueRequest) (*chance
 
 // newFickle serves before the world's server, and returns where.
 func (w *world) newFickle(first func(context.Context) error) (*fickle, string) {
-	bundle := must(trust.NewBundle(td, 0, must(client.RootsFile(w.serverRoot)())))
+	bundle := must(trust.NewBundle(td, 0, must(source.RootsFile(w.serverRoot)())))
 	tls := trust.ClientTLS(trust.SystemID(td, "server"), trust.Only(bundle), func() *trust.Identity { return nil })
 	conn := must(grpc.NewClient(w.addr, grpc.WithTransportCredentials(credentials.NewTLS(tls))))
 	w.t.Cleanup(func() { conn.Close() })

@@ -44,9 +44,16 @@ type EnvoyConfig struct {
 
 	// PeerURI is the exact SPIFFE ID that the other side must present. Empty: no matcher, for a RootName whose context brings its
 	// own (such as service:NS/NAME).
-	PeerURI string
+	PeerURI   string
+	OtherURIs []string // that are admitted besides
 
-	// Upstream is HOST:PORT of the echo for a server, and of the server Envoy for a client.
+	// MaxRequests is how many requests a client sends on a connection; 0: as many as there are.
+	MaxRequests int
+
+	// Anonymous is a client that shows no certificate.
+	Anonymous bool
+
+	// Upstream is HOST:PORT of the echo for a server, and of the server Envoy for a client; or a Unix socket, which begins with "/".
 	Upstream string
 }
 
@@ -81,15 +88,20 @@ func StartClientEnvoy(t testing.TB, cfg EnvoyConfig) *Envoy {
 
 func startEnvoy(t testing.TB, cfg EnvoyConfig, bootstrap *template.Template) *Envoy {
 	t.Helper()
-	path := Tool(t, "envoy")
 	dir := t.TempDir()
+	return runEnvoy(t, cfg.Name, dir, writeBootstrap(t, dir, cfg, bootstrap))
+}
+
+// runEnvoy starts an Envoy with a bootstrap in a folder of its own.
+func runEnvoy(t testing.TB, name, dir, config string) *Envoy {
+	t.Helper()
 	adminFile := filepath.Join(dir, "admin-address")
 	p := StartProcess(t, ProcessConfig{
-		Name: cfg.Name, Path: path,
+		Name: name, Path: Tool(t, "envoy"),
 		Args: []string{
-			"--config-path", writeBootstrap(t, dir, cfg, bootstrap), "--admin-address-path", adminFile,
+			"--config-path", config, "--admin-address-path", adminFile,
 			"--use-dynamic-base-id", "--concurrency", "1", "--log-level", "warning",
-			"--service-node", cfg.Name, "--service-cluster", "e2e",
+			"--service-node", name, "--service-cluster", "e2e",
 		},
 	})
 	e := &Envoy{Process: p}
@@ -121,16 +133,15 @@ func writeBootstrap(t testing.TB, dir string, cfg EnvoyConfig, bootstrap *templa
 	if cfg.RootName == "" {
 		cfg.RootName = "ROOTCA"
 	}
-	host, port, err := net.SplitHostPort(cfg.Upstream)
-	if err != nil {
-		t.Fatalf("upstream of Envoy %s: %v", cfg.Name, err)
-	}
+	return writeTemplate(t, dir, bootstrap, cfg)
+}
+
+// writeTemplate writes a bootstrap.
+func writeTemplate(t testing.TB, dir string, bootstrap *template.Template, data any) string {
+	t.Helper()
 	var text strings.Builder
-	if err := bootstrap.Execute(&text, struct {
-		EnvoyConfig
-		UpstreamHost, UpstreamPort string
-	}{cfg, host, port}); err != nil {
-		t.Fatalf("writing the bootstrap of Envoy %s: %v", cfg.Name, err)
+	if err := bootstrap.Execute(&text, data); err != nil {
+		t.Fatalf("writing a bootstrap: %v", err)
 	}
 	path := filepath.Join(dir, "envoy.yaml")
 	writeFile(t, path, text.String(), 0o600)
@@ -158,9 +169,10 @@ func (e *Envoy) WaitReady(t testing.TB, limit time.Duration) {
 			return err
 		}
 		for _, l := range listeners.Statuses {
-			a := l.LocalAddress.SocketAddress
-			e.Listen = net.JoinHostPort(a.Address, strconv.Itoa(a.Port))
-			return nil
+			if a := l.LocalAddress.SocketAddress; a.Address != "" { // else it is on a Unix socket
+				e.Listen = net.JoinHostPort(a.Address, strconv.Itoa(a.Port))
+				return nil
+			}
 		}
 		return errors.New("no listener yet")
 	})
@@ -237,8 +249,16 @@ func (e *Envoy) adminJSON(path string, v any) error {
 // that it got, and returns its HOST:PORT.
 func StartEcho(t testing.TB) string {
 	t.Helper()
+	return startEcho(t, func(string) {})
+}
+
+// startEcho is StartEcho that shows each of these headers to seen.
+func startEcho(t testing.TB, seen func(xfcc string)) string {
+	t.Helper()
 	echo := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		fmt.Fprintln(w, r.Header.Get("x-forwarded-client-cert"))
+		xfcc := r.Header.Get("x-forwarded-client-cert")
+		seen(xfcc)
+		fmt.Fprintln(w, xfcc)
 	}))
 	t.Cleanup(echo.Close)
 	return echo.Listener.Addr().String()
@@ -250,12 +270,15 @@ const bootstrapParts = `
   address: {socket_address: {address: 127.0.0.1, port_value: 0}}
 {{end}}
 {{define "sds"}}{api_config_source: {api_type: GRPC, transport_api_version: V3, grpc_services: [{envoy_grpc: {cluster_name: agent}}]}, resource_api_version: V3, initial_fetch_timeout: 0s}{{end}}
-{{define "peer"}}{{if .PeerURI}}match_typed_subject_alt_names: [{san_type: URI, matcher: {exact: {{printf "%q" .PeerURI}}}}]{{end}}{{end}}
+{{define "peer"}}{{if .PeerURI}}match_typed_subject_alt_names: [{san_type: URI, matcher: {exact: {{printf "%q" .PeerURI}}}}
+{{- range .OtherURIs}}, {san_type: URI, matcher: {exact: {{printf "%q" .}}}}{{end}}]{{end}}{{end}}
 {{define "tls"}}
           common_tls_context:
             tls_params: {tls_minimum_protocol_version: TLSv1_3, tls_maximum_protocol_version: TLSv1_3}
 {{- if .SDSSocket}}
+            {{- if not .Anonymous}}
             tls_certificate_sds_secret_configs: [{name: {{printf "%q" .CertName}}, sds_config: {{template "sds"}}}]
+            {{- end}}
             combined_validation_context:
               default_validation_context: { {{template "peer" .}}{{with .Default}}, {{.}}{{end}} }
               validation_context_sds_secret_config: {name: {{printf "%q" .RootName}}, sds_config: {{template "sds"}}}
@@ -281,7 +304,8 @@ const bootstrapParts = `
         explicit_http_config: {http2_protocol_options: {}}
     load_assignment: {cluster_name: agent, endpoints: [{lb_endpoints: [{endpoint: {address: {pipe: {path: {{printf "%q" .SDSSocket}}}}}}]}]}
 {{end}}{{end}}
-{{define "upstream"}}{endpoints: [{lb_endpoints: [{endpoint: {address: {socket_address: {address: {{.UpstreamHost}}, port_value: {{.UpstreamPort}}}}}}]}], cluster_name: upstream}{{end}}
+{{define "upstream"}}{endpoints: [{lb_endpoints: [{endpoint: {address: {{template "address" .Upstream}}}}]}], cluster_name: upstream}{{end}}
+{{define "address"}}{{with pipe .}}{pipe: {path: {{printf "%q" .}}}}{{else}}{socket_address: {address: {{host .}}, port_value: {{port .}}}}{{end}}{{end}}
 {{define "router"}}
           http_filters:
           - name: envoy.filters.http.router
@@ -289,7 +313,20 @@ const bootstrapParts = `
 {{end}}`
 
 func bootstrap(name, text string) *template.Template {
-	return template.Must(template.Must(template.New(name).Parse(bootstrapParts)).Parse(text))
+	return template.Must(template.Must(template.New(name).Funcs(bootstrapFuncs).Parse(bootstrapParts)).Parse(text))
+}
+
+// bootstrapFuncs are functions of the templates. An address is HOST:PORT, or a Unix socket.
+var bootstrapFuncs = template.FuncMap{
+	"pipe": func(addr string) string {
+		if strings.HasPrefix(addr, "/") {
+			return addr
+		}
+		return ""
+	},
+	"host":     func(addr string) (string, error) { host, _, err := net.SplitHostPort(addr); return host, err },
+	"requests": func(n int, cfg EnvoyConfig) map[string]any { return map[string]any{"Requests": n, "Config": cfg} },
+	"port":     func(addr string) (string, error) { _, port, err := net.SplitHostPort(addr); return port, err },
 }
 
 var serverBootstrap = bootstrap("server", `{{template "admin"}}
@@ -329,7 +366,7 @@ static_resources:
 
 var clientBootstrap = bootstrap("client", `{{define "cluster"}}
     type: STATIC
-    connect_timeout: 5s
+    connect_timeout: {{with .MaxRequests}}25{{else}}5{{end}}s
     load_assignment: {{template "upstream" .}}
     transport_socket:
         name: envoy.transport_sockets.tls
@@ -359,6 +396,13 @@ static_resources:
               - {match: {prefix: /}, route: {cluster: kept}}
   clusters:
   - name: kept
+    {{- with .MaxRequests}}
+    typed_extension_protocol_options:
+      envoy.extensions.upstreams.http.v3.HttpProtocolOptions:
+        "@type": type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions
+        common_http_protocol_options: {max_requests_per_connection: {{.}}}
+        explicit_http_config: {http_protocol_options: {}}
+    {{- end}}
     {{- template "cluster" .}}
   - name: fresh
     typed_extension_protocol_options:

@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"context"
+	"crypto/x509"
 	"fmt"
 	"io"
 	"maps"
@@ -22,6 +23,11 @@ type LoadConfig struct {
 	Kept  int        // workers whose requests share kept upstream connections; 0: 4
 	Fresh int        // workers whose every request is a new mTLS connection; 0: 2
 	Rate  rate.Limit // requests a second, all workers together; 0: 200, which leaves a machine of 2 cores idle enough
+
+	Limit   time.Duration // it ends after that by itself; 0: loadLimit
+	Timeout time.Duration // of a request; 0: loadTimeout
+
+	Seen func(Passage) // is shown each request that passed; nil: nobody
 }
 
 // Load is a running load. It ends with Stop, with the test, or by itself after loadLimit.
@@ -67,10 +73,16 @@ func StartLoad(t testing.TB, cfg LoadConfig) *Load {
 	if cfg.Rate == 0 {
 		cfg.Rate = 200
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), loadLimit)
+	if cfg.Limit == 0 {
+		cfg.Limit = loadLimit
+	}
+	if cfg.Timeout == 0 {
+		cfg.Timeout = loadTimeout
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), cfg.Limit)
 	l := &Load{cancel: cancel, report: LoadReport{ClientSerials: map[string]int{}, ServerSerials: map[string]int{}}}
 	limiter := rate.NewLimiter(cfg.Rate, 1)
-	client := &http.Client{Timeout: loadTimeout, Transport: &http.Transport{MaxIdleConnsPerHost: cfg.Kept + cfg.Fresh}}
+	client := &http.Client{Timeout: cfg.Timeout, Transport: &http.Transport{MaxIdleConnsPerHost: cfg.Kept + cfg.Fresh}}
 	started := time.Now()
 	for i := range cfg.Kept + cfg.Fresh {
 		fresh := i >= cfg.Kept
@@ -78,6 +90,9 @@ func StartLoad(t testing.TB, cfg LoadConfig) *Load {
 			// The limiter waits until ctx ends; a request that has begun is finished, so that stopping loses none.
 			for limiter.Wait(ctx) == nil {
 				p, err := request(client, cfg.Addr, fresh)
+				if err == nil && cfg.Seen != nil {
+					cfg.Seen(p)
+				}
 				l.record(time.Since(started), fresh, p, err)
 			}
 		})
@@ -128,8 +143,9 @@ func (l *Load) record(at time.Duration, fresh bool, p Passage, err error) {
 
 // Passage is what one request tells: the certificates that it passed under, and what the echo behind the server Envoy got.
 type Passage struct {
-	ClientSerial, ServerSerial string // lower-case hex
-	XFCC                       string // x-forwarded-client-cert
+	ClientSerial, ServerSerial string            // lower-case hex
+	Server                     *x509.Certificate // whose serial that is
+	XFCC                       string            // x-forwarded-client-cert
 }
 
 // Request sends one request through a client Envoy, on a new upstream connection if it is to be fresh.
@@ -157,34 +173,33 @@ func request(client *http.Client, addr string, fresh bool) (Passage, error) {
 	if resp.StatusCode != http.StatusOK {
 		return Passage{}, fmt.Errorf("%s: %.300s", resp.Status, body)
 	}
-	server, err := serialFromHeader(resp.Header.Get(serverCertHeader))
+	server, err := certFromHeader(resp.Header.Get(serverCertHeader))
 	if err != nil {
 		return Passage{}, fmt.Errorf("header %s: %w", serverCertHeader, err)
 	}
 	return Passage{
 		ClientSerial: resp.Header.Get(clientSerialHeader),
-		ServerSerial: server,
+		ServerSerial: serialOf(server),
+		Server:       server,
 		XFCC:         strings.TrimSpace(string(body)),
 	}, nil
 }
 
-// serials remembers the serial of each URL-encoded certificate that was seen: parsing one per request would cost more than the
-// request.
-var serials sync.Map
+// seenCerts remembers each URL-encoded certificate that was seen: parsing one per request would cost more than the request.
+var seenCerts sync.Map
 
-func serialFromHeader(encoded string) (string, error) {
-	if serial, ok := serials.Load(encoded); ok {
-		return serial.(string), nil
+func certFromHeader(encoded string) (*x509.Certificate, error) {
+	if cert, ok := seenCerts.Load(encoded); ok {
+		return cert.(*x509.Certificate), nil
 	}
 	text, err := url.QueryUnescape(encoded)
 	if err != nil {
-		return "", err
+		return nil, err
 	}
 	certs, err := parseCerts([]byte(text))
 	if err != nil {
-		return "", err
+		return nil, err
 	}
-	serial := serialOf(certs[0])
-	serials.Store(encoded, serial)
-	return serial, nil
+	seenCerts.Store(encoded, certs[0])
+	return certs[0], nil
 }

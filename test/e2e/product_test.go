@@ -343,7 +343,8 @@ type Agent struct {
 	Socket    string
 	TokenFile string
 
-	dir string
+	dir   string
+	roots string // file
 }
 
 // AgentConfig says for whom an agent fetches.
@@ -353,6 +354,7 @@ type AgentConfig struct {
 	Cluster string        // empty: clusterid is not sent
 	TTL     time.Duration // of its SVIDs
 	Servers []string      // all that it may ask; empty: the one
+	Roots   string        // its own file of the roots that vouch for servers; empty: the server's
 }
 
 // StartAgent starts an agent of the server.
@@ -361,8 +363,12 @@ func StartAgent(t testing.TB, s *Server, cfg AgentConfig) *Agent {
 	a := &Agent{dir: SocketDir(t)}
 	a.Socket, a.TokenFile = filepath.Join(a.dir, "agent.sock"), filepath.Join(a.dir, "token")
 	WriteToken(t, a.TokenFile, cfg.Token)
+	if cfg.Roots == "" {
+		cfg.Roots = s.Roots
+	}
+	a.roots = cfg.Roots
 	file := map[string]any{
-		"serverRoots": s.Roots, "trustDomain": trustDomain, "cluster": cfg.Cluster, "tokenFile": "token",
+		"serverRoots": cfg.Roots, "trustDomain": trustDomain, "cluster": cfg.Cluster, "tokenFile": "token",
 		"socket": "agent.sock", "identity": cfg.Pod.SPIFFEID(trustDomain), "svidTTL": cfg.TTL.String(), "metrics": "127.0.0.1:0", "addrFile": "addrs",
 	}
 	if cfg.Servers == nil {

@@ -22,6 +22,8 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+
+	"github.com/chancery-project/chancery/ca/store/postgres/pgtest"
 )
 
 // sharedStore is the engine that holds the document of three servers.
@@ -33,6 +35,9 @@ type sharedStore struct {
 	holder  func() string  // replica that has the lease
 	crash   func()         // kill -9 of the engine,
 	restart func()         // and its start with what it has on disk
+
+	postgres *pgtest.Cluster // if it is that,
+	database string          // and the database there
 }
 
 // kept is one version of the document, as it was stored.

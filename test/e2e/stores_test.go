@@ -75,7 +75,7 @@ func postgresStore(t *testing.T) *sharedStore {
 			})
 			return name
 		},
-		crash: c.Kill, restart: func() { c.Start(t) },
+		crash: c.Kill, restart: func() { c.Start(t) }, postgres: c, database: db,
 	}
 }
 

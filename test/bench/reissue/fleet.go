@@ -15,6 +15,7 @@ import (
 	"github.com/chancery-project/chancery/cmd/chancery/agent"
 	"github.com/chancery-project/chancery/csr/client"
 	"github.com/chancery-project/chancery/csr/client/anchor"
+	"github.com/chancery-project/chancery/csr/client/source"
 	"github.com/chancery-project/chancery/sds/consumers"
 	"github.com/chancery-project/chancery/test/bench/parts"
 	"github.com/chancery-project/chancery/trust"
@@ -170,7 +171,7 @@ func play(ctx context.Context, dir string) error {
 		p.domain, err = trust.ParseDomain(parts.TrustDomain)
 	}
 	if err == nil {
-		p.roots, err = client.RootsFile(p.share.Roots)()
+		p.roots, err = source.RootsFile(p.share.Roots)()
 	}
 	if err != nil {
 		return fmt.Errorf("reading what to play: %w", err)

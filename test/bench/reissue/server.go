@@ -12,7 +12,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/chancery-project/chancery/api/chanceryv1"
-	"github.com/chancery-project/chancery/csr/client"
+	"github.com/chancery-project/chancery/csr/client/source"
 	"github.com/chancery-project/chancery/test/bench/parts"
 )
 
@@ -42,7 +42,7 @@ func startServer(ctx context.Context, dir string) (*server, error) {
 	if err := parts.MakeAuthority(ctx, binary, s.config); err != nil {
 		return nil, err
 	}
-	s.trusted = client.RootsFile(filepath.Join(dir, "roots.pem"))
+	s.trusted = source.RootsFile(filepath.Join(dir, "roots.pem"))
 	if s.process, err = parts.Start(ctx, dir, binary, "server", "-c", s.config); err != nil {
 		return nil, err
 	}

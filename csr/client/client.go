@@ -33,6 +33,7 @@ import (
 	"github.com/chancery-project/chancery/api/chanceryv1"
 	"github.com/chancery-project/chancery/csr/client/anchor"
 	"github.com/chancery-project/chancery/csr/client/servers"
+	"github.com/chancery-project/chancery/csr/client/standing"
 	"github.com/chancery-project/chancery/trust"
 )
 
@@ -60,6 +61,7 @@ type Config struct {
 type Client struct {
 	config  Config
 	servers servers.Servers
+	line    standing.Line
 
 	mu          sync.Mutex               // guards all below
 	last        *trust.Bundle            // with the newest CRLs; nil before the first
@@ -67,8 +69,6 @@ type Client struct {
 	kept        *kept                    // nil for none
 	checkpoints logs                     // that were seen last
 	mark        *chanceryv1.DocumentMark // the highest that was seen
-	synced      *synced                  // nil for none
-	reissued    [][]byte                 // key IDs of issuers whose SVIDs the server of synced wants to be replaced
 }
 
 // New returns a client.

@@ -20,6 +20,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/chancery-project/chancery/api/chanceryv1"
+	"github.com/chancery-project/chancery/csr/client/standing"
 	"github.com/chancery-project/chancery/trust"
 )
 
@@ -192,9 +193,9 @@ func (c *Client) follow(ctx context.Context, conn *grpc.ClientConn, s SyncConfig
 				silence.Stop()
 				connected.Inc()
 				defer connected.Dec()
-				defer c.join(&synced{t.to, t.all == 1, conn})()
+				defer c.line.Join(&standing.Connection{To: t.to, Only: t.all == 1, Conn: conn})()
 			}
-			c.seeReissue(u.GetReissue())
+			c.line.Ask(u.GetReissue())
 			c.seeCheckpoints(u.GetCheckpoints(), w.known)
 			c.seeMark(u.GetDocumentMark())
 			w.take(u)

@@ -42,8 +42,9 @@ import (
 
 // Targets of DESIGN.md, on two processors.
 const (
-	targetRate = 500 // a second
-	targetWait = 100 * time.Millisecond
+	targetRate   = 500    // a second,
+	targetAgents = 10_000 // of so many; fewer are over before that can be told
+	targetWait   = 100 * time.Millisecond
 )
 
 // config is what the flags say.
@@ -233,7 +234,7 @@ func (m *measured) report(w io.Writer) {
 
 func (m *measured) verdict() error {
 	var missed []error
-	if m.rate() < targetRate {
+	if m.config.agents >= targetAgents && m.rate() < targetRate {
 		missed = append(missed, fmt.Errorf("SVIDs were replaced at %.0f a second, want %d", m.rate(), targetRate))
 	}
 	if p99 := m.waits.at(99); p99 >= targetWait {

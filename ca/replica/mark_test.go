@@ -128,8 +128,6 @@ func TestD9WhoIsBehindDoesNotDrive(t *testing.T) {
 	}
 }
 
-// TestD9MissingMark: it is made at the first start of a replica, and by an authority from before there were marks. After that it is
-// missed; who lost it is registered anew.
 // TestD2FirstStart: a replica knows whether a process before it may have served somebody: the mark of `authority init` tells of no
 // document, and who is not registered has worked by none.
 func TestD2FirstStart(t *testing.T) {
@@ -161,6 +159,8 @@ func TestD2FirstStart(t *testing.T) {
 	}
 }
 
+// TestD9MissingMark: it is made at the first start of a replica, and by an authority from before there were marks. After that it is
+// missed; who lost it is registered anew.
 func TestD9MissingMark(t *testing.T) {
 	w := newWorld(t) // without a name for its only replica, as in format 1
 	a := w.config("a")

@@ -52,7 +52,7 @@ const (
 	// ringLimit is how long a ring may run at most.
 	ringLimit = 30 * time.Minute
 	// ringPatience is how long a request may take: on a machine with much to do one that is late is not lost.
-	ringPatience = 30 * time.Second
+	ringPatience = time.Minute
 	// ringServers is how many there are.
 	ringServers = 3
 )
@@ -494,7 +494,7 @@ static_resources:
             - name: all
               domains: ["*"]
               response_headers_to_add: [{header: {key: x-client-serial, value: "%DOWNSTREAM_PEER_SERIAL%"}, append_action: OVERWRITE_IF_EXISTS_OR_ADD}]
-              routes: [{match: {prefix: /}, route: {cluster: echo}}]
+              routes: [{match: {prefix: /}, route: {cluster: echo, timeout: 0s}}]
   - name: outbound
     address: {socket_address: {address: 127.0.0.1, port_value: 0}}
     filter_chains:
@@ -510,8 +510,8 @@ static_resources:
               domains: ["*"]
               response_headers_to_add: [{header: {key: x-server-cert, value: "%UPSTREAM_PEER_CERT%"}, append_action: OVERWRITE_IF_EXISTS_OR_ADD}]
               routes:
-              - {match: {prefix: /, headers: [{name: x-fresh, string_match: {exact: "1"}}]}, route: {cluster: fresh}}
-              - {match: {prefix: /}, route: {cluster: kept}}
+              - {match: {prefix: /, headers: [{name: x-fresh, string_match: {exact: "1"}}]}, route: {cluster: fresh, timeout: 0s}}
+              - {match: {prefix: /}, route: {cluster: kept, timeout: 0s}}
   clusters:
   - name: kept
     {{- template "cluster" (requests 5 .Out)}}

@@ -86,7 +86,6 @@ type Keeper struct {
 	seen     atomic.Pointer[swap.History] // what became of plugged-in files
 	staged   bool                         // see Staged
 	making   atomic.Pointer[error]        // of the last try to make a rotation's successor; nil if it did not fail
-	cut      atomic.Pointer[cut]          // see bounded
 }
 
 // Init makes the first document: with a new root and issuer, or adopting plugged-in files. store.ErrConflict if
@@ -460,8 +459,8 @@ func (a *Keeper) unfit() error {
 	if failed := a.failed.Load(); failed != nil {
 		return *failed
 	}
-	doc := a.Document()
-	if r, failed := a.stateOf(doc).Rotation, a.making.Load(); r != nil && failed != nil && a.lacksSuccessor(doc, r.ID, time.Now()) {
+	state := a.stateOf(a.Document())
+	if failed := a.making.Load(); failed != nil && state.Rotation != nil && state.LacksSuccessor(state.Rotation.ID, time.Now()) {
 		return *failed
 	}
 	return nil

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/chancery-project/chancery/ca"
-	"github.com/chancery-project/chancery/ca/audit"
 	"github.com/chancery-project/chancery/ca/authority/held"
 	"github.com/chancery-project/chancery/ca/authority/swap"
 	"github.com/chancery-project/chancery/ca/document"
@@ -60,13 +59,15 @@ func (a *Keeper) dropStray(ctx context.Context) error {
 // over is replaced by another. Nothing happens if the rotation has what it needs. A crash on the way leaves the document as it was.
 func (a *Keeper) MakeSuccessors(ctx context.Context, rotation string) error {
 	doc := a.Document()
-	if !a.lacksSuccessor(doc, rotation, time.Now()) {
+	if !a.stateOf(doc).LacksSuccessor(rotation, time.Now()) {
 		return nil
 	}
 	r := a.stateOf(doc).Rotation
-	root, issuer, err := a.newSuccessors(ctx, doc, r)
+	root, issuer, made, err := a.held.Successors(ctx, doc, r, held.Lives{KeyType: a.config.KeyType, Root: a.config.RootTTL, Issuer: a.config.IssuerTTL})
 	if err == nil {
 		err = a.addSuccessors(ctx, r, root, issuer)
+	} else {
+		a.dropMade(ctx, made...)
 	}
 	if err != nil && !errors.Is(err, replica.ErrNotDriver) && ctx.Err() == nil {
 		a.making.Store(&err) // another server may be able to
@@ -78,58 +79,7 @@ func (a *Keeper) MakeSuccessors(ctx context.Context, rotation string) error {
 
 // LacksSuccessor reports whether MakeSuccessors has something to do.
 func (a *Keeper) LacksSuccessor(rotation string, now time.Time) bool {
-	return a.lacksSuccessor(a.Document(), rotation, now)
-}
-
-func (a *Keeper) lacksSuccessor(doc *Document, rotation string, now time.Time) bool {
-	state := a.stateOf(doc)
-	r := state.Rotation
-	if r == nil || r.ID != rotation || r.Reason == document.ReasonFiles || r.Phase != document.PhasePrepare && r.Phase != document.PhaseDistribute {
-		return false
-	}
-	x := state.Get(KindIssuer, r.ToIssuer)
-	if x == nil {
-		return true
-	}
-	begin, life, err := x.Life()
-	return err == nil && x.State == StatePrepared && now.Sub(begin) > life*3/4
-}
-
-// newSuccessors makes keys and certificates. The root's key type and life are those of `authority init`.
-func (a *Keeper) newSuccessors(ctx context.Context, doc *Document, r *document.Rotation) (root, issuer *document.Made, err error) {
-	c := a.config
-	defer func() {
-		if err != nil {
-			err = fmt.Errorf("making the successor: %w", err)
-		}
-	}()
-	if r.Kind == KindIssuer || r.ToRoot != "" {
-		cert, key, err := a.held.NewIssuer(ctx, doc, r.ToRoot, c.IssuerTTL)
-		if err != nil {
-			a.dropMade(ctx, key)
-			return nil, nil, err
-		}
-		return nil, &document.Made{Key: key, Certificate: cert}, nil
-	}
-	rootKey, err := held.Generate(ctx, c.Keys, c.KeyType)
-	if err != nil {
-		a.dropMade(ctx, rootKey)
-		return nil, nil, err
-	}
-	issuerKey, err := held.Generate(ctx, c.Keys, ca.IssuerType(c.KeyType))
-	if err != nil {
-		a.dropMade(ctx, rootKey, issuerKey)
-		return nil, nil, err
-	}
-	made, err := ca.Create(ctx, ca.CreateConfig{
-		Domain: c.Domain, KeyType: c.KeyType, LogID: a.LogID(), Log: c.Log, Requester: audit.Requester{Method: "rotation " + r.ID, User: r.Actor},
-		RootKey: rootKey.Signer, IssuerKey: issuerKey.Signer, RootTTL: c.RootTTL, IssuerTTL: c.IssuerTTL,
-	})
-	if err != nil {
-		a.dropMade(ctx, rootKey, issuerKey)
-		return nil, nil, err
-	}
-	return &document.Made{Key: rootKey, Certificate: made.Root}, &document.Made{Key: issuerKey, Certificate: made.Issuer}, nil
+	return a.stateOf(a.Document()).LacksSuccessor(rotation, now)
 }
 
 // addSuccessors enters them, if they pass the checks of every issuer. Keys that no document can name are deleted.
@@ -138,7 +88,7 @@ func (a *Keeper) addSuccessors(ctx context.Context, was *document.Rotation, root
 	err := a.Drive(ctx, func(next *Document) error {
 		state := next.State(td)
 		r := state.Rotation
-		if r == nil || r.ToRoot != was.ToRoot || r.ToIssuer != was.ToIssuer || !a.lacksSuccessor(next, was.ID, time.Now()) {
+		if r == nil || r.ToRoot != was.ToRoot || r.ToIssuer != was.ToIssuer || !state.LacksSuccessor(was.ID, time.Now()) {
 			return replica.ErrUnchanged // it was ended, or another one was faster
 		}
 		if r.Kind == KindIssuer && a.isOther(next, issuer.Certificate) {
@@ -168,14 +118,7 @@ func (a *Keeper) isOther(doc *Document, issuer *x509.Certificate) bool {
 
 // dropMade deletes keys from the key store that were made for nothing.
 func (a *Keeper) dropMade(ctx context.Context, made ...Key) {
-	for _, key := range made {
-		if key.Ref == "" {
-			continue
-		}
-		if err := a.config.Keys.Delete(context.WithoutCancel(ctx), key.Ref); err != nil {
-			a.config.Logger.Warn("key of an authority that was not taken is not deleted", "key", key.Ref, "reason", err.Error())
-		}
-	}
+	held.DropKeys(ctx, a.config.Keys, a.config.Logger, made...)
 }
 
 // Rotatable returns why this server cannot make another root or, under the one that there is, another issuer, and what to do instead;
@@ -201,49 +144,8 @@ func (a *Keeper) Rotatable(kind document.AuthorityKind) error {
 	return held.ErrOffline
 }
 
-// maxStale is how long a replica may lack the store's word that its document is the newest, until it must not sign what could outlive
-// its root (decision D4).
-const maxStale = 30 * time.Second
-
-// cut is an issuer that signs nothing beyond a time.
-type cut struct {
-	of    *ca.Issuer
-	until time.Time
-	as    *ca.Issuer
-}
-
-// bounded returns an issuer as it may be used now. One that the store has not confirmed for a while may be of a root that leaves the
-// bundle, without this replica having heard of it: what it signs must have ended by then (decision D4).
+// bounded returns an issuer as it may be used now (decision D4).
 func (a *Keeper) bounded(i *ca.Issuer, now time.Time) (*ca.Issuer, error) {
 	confirmed, _ := a.Fresh()
-	if now.Sub(confirmed) <= maxStale {
-		return i, nil
-	}
-	state := a.stateOf(a.Document())
-	r := state.Rotation
-	if r == nil || r.FromRoot == "" || r.Phase != document.PhasePrepare && r.Phase != document.PhaseDistribute {
-		return i, nil
-	}
-	if x := state.Get(KindIssuer, i.SKI()); x == nil || x.RootID() != r.FromRoot {
-		return i, nil
-	}
-	if left := r.NotBefore.Sub(now); left < a.least() {
-		return nil, fmt.Errorf("%w: the store has not confirmed since %s that this server knows the newest authority document, and root %s, which it signs under, may leave the bundle from %s on",
-			ca.ErrNotReady, confirmed.UTC().Format(time.RFC3339), r.FromRoot, r.NotBefore.UTC().Format(time.RFC3339))
-	}
-	if have := a.cut.Load(); have != nil && have.of == i && have.until.Equal(r.NotBefore) {
-		return have.as, nil
-	}
-	next := &cut{i, r.NotBefore, i.Until(r.NotBefore)}
-	a.cut.Store(next)
-	return next.as, nil
-}
-
-// least is the life that a leaf should have at least: with less it would have ended before its successor is there.
-func (a *Keeper) least() time.Duration {
-	least := time.Minute
-	for _, p := range a.config.Profiles {
-		least = min(least, p.DefaultTTL()/10)
-	}
-	return least
+	return a.held.Bounded(i, a.stateOf(a.Document()), confirmed, now)
 }

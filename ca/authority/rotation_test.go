@@ -53,7 +53,7 @@ func TestD4UnconfirmedReplicaSignsNothingThatOutlivesItsRoot(t *testing.T) {
 			t.Helper()
 			k.Follow(t.Context())
 			cert := issue(t, k)
-			if got := cert.NotAfter.Sub(time.Now()); got > want || got < want-2*time.Second {
+			if got := time.Until(cert.NotAfter); got > want || got < want-2*time.Second {
 				t.Errorf("after %s a leaf lives for %s, want %s", time.Since(begun), got, want)
 			}
 		}
@@ -61,7 +61,7 @@ func TestD4UnconfirmedReplicaSignsNothingThatOutlivesItsRoot(t *testing.T) {
 		time.Sleep(10 * time.Minute)
 		life(time.Hour) // it was asked, and answered
 		r.down.Store(true)
-		time.Sleep(maxStale)
+		time.Sleep(30 * time.Second)
 		life(time.Hour)
 		time.Sleep(time.Second)
 		life(time.Until(last))
@@ -93,7 +93,7 @@ func TestD4UnconfirmedReplicaSignsNothingThatOutlivesItsRoot(t *testing.T) {
 				t.Fatal(err)
 			}
 			r.down.Store(true)
-			time.Sleep(2 * maxStale)
+			time.Sleep(time.Minute)
 			if _, err := k.Issuer(); err != nil {
 				t.Errorf("%s: %v", name, err)
 			}

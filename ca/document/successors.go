@@ -4,6 +4,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/chancery-project/chancery/ca/keys"
 	"github.com/chancery-project/chancery/trust"
@@ -51,6 +52,21 @@ func (d *Document) AddSuccessors(td trust.Domain, s *keys.Sealer, root, issuer *
 	}
 	r.ToIssuer = state.Authorities[len(state.Authorities)-1].ID
 	return nil
+}
+
+// LacksSuccessor reports whether the issuer that a rotation leads to is to be made here: there is none yet, or most of its life is over
+// before it has signed anything.
+func (s *DomainState) LacksSuccessor(rotation string, now time.Time) bool {
+	r := s.Rotation
+	if r == nil || r.ID != rotation || r.Reason == ReasonFiles || r.Phase != PhasePrepare && r.Phase != PhaseDistribute {
+		return false
+	}
+	x := s.Get(KindIssuer, r.ToIssuer)
+	if x == nil {
+		return true
+	}
+	begin, life, err := x.Life()
+	return err == nil && x.State == StatePrepared && now.Sub(begin) > life*3/4
 }
 
 // Renewed notes that one issuer took the place of another under the same root while a rotation is under way from that one, or to it.

@@ -167,7 +167,7 @@ func (s *Stream) statement(m *chanceryv1.ConsumersState, now time.Time) statemen
 // put takes a statement over. One agent has one stream; what an older one said does not count once another has come. But if the older one
 // goes on to say something, there are two processes with one table, and the worst of all that they said counts.
 func (l *Ledger) put(e *entry, x statement) error {
-	if !e.twice {
+	if !e.twice && !x.blind { // those without a table share a name, and any number of them may
 		for i := range e.said {
 			if o := &e.said[i]; o.stream != nil && o.stream != x.stream && o.began > x.began {
 				e.twice = true
@@ -179,7 +179,7 @@ func (l *Ledger) put(e *entry, x statement) error {
 	e.said = slices.DeleteFunc(e.said, func(o statement) bool {
 		return o.stream == x.stream || o.stream == nil && (!e.twice || o.until(x.at) <= uint32(x.at/1000))
 	})
-	if len(e.said) >= maxSaid {
+	if len(e.said) >= maxSaid && !x.blind {
 		i := slices.IndexFunc(e.said, func(o statement) bool { return o.stream == nil })
 		if i < 0 {
 			return fmt.Errorf("consumers: %d streams say that they are one agent; each should have a table of its own", len(e.said)+1)

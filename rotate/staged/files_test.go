@@ -188,7 +188,7 @@ func TestD7PluggedInRootByItsSteps(t *testing.T) {
 		// 2, at one of them only.
 		b.numb = false
 		p.change("b", p.old, p.old.Root, p.new.Root)
-		b = p.restart("b") // so that it holds the new key no more
+		p.restart("b") // so that it holds the new key no more
 		p.goOn("a", 5)
 		p.expect("the second step at one", document.PhaseDistribute, p.old, 2)
 		if r := p.state().Rotation; r.ToIssuer != swap.ID(p.new.Issuer) {

@@ -12,6 +12,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/chancery-project/chancery/ca"
@@ -44,7 +45,8 @@ type Issuer struct {
 // Issuers are those that were opened, by ID; of plugged-in files they are nowhere else. All methods are safe for concurrent use.
 type Issuers struct {
 	config Config
-	held   sync.Map // ID -> Issuer
+	held   sync.Map            // ID -> Issuer
+	cut    atomic.Pointer[cut] // see Bounded
 }
 
 // New returns a place for issuers, and nothing in it.

@@ -6,6 +6,7 @@ import (
 	"crypto"
 	"crypto/x509"
 	"fmt"
+	"log/slog"
 	"time"
 
 	"github.com/chancery-project/chancery/ca"
@@ -89,4 +90,57 @@ func (h *Issuers) NewIssuer(ctx context.Context, d *document.Document, root stri
 	}
 	issuer, err := signer.SignIssuer(ctx, key.Signer.Public(), cmp.Or(ttl, ca.DefaultIssuerTTL), audit.Requester{Method: "issuer renewal"})
 	return issuer, key, err
+}
+
+// Lives are what new authorities are like; zero means ca's defaults.
+type Lives struct {
+	KeyType      ca.KeyType
+	Root, Issuer time.Duration
+}
+
+// Successors makes what a rotation leads to: a root and an issuer under it, or an issuer under the root that is there. After an error, made are
+// the keys that nobody needs.
+func (h *Issuers) Successors(ctx context.Context, d *document.Document, r *document.Rotation, as Lives) (root, issuer *document.Made, made []document.Key, err error) {
+	c := h.config
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("making the successor: %w", err)
+		}
+	}()
+	if r.Kind == document.KindIssuer || r.ToRoot != "" {
+		cert, key, err := h.NewIssuer(ctx, d, r.ToRoot, as.Issuer)
+		return nil, &document.Made{Key: key, Certificate: cert}, []document.Key{key}, err
+	}
+	for _, kt := range []ca.KeyType{as.KeyType, ca.IssuerType(as.KeyType)} {
+		key, err := Generate(ctx, c.Keys, kt)
+		made = append(made, key)
+		if err != nil {
+			return nil, nil, made, err
+		}
+	}
+	if c.May != nil {
+		if err := c.May(); err != nil {
+			return nil, nil, made, err
+		}
+	}
+	pair, err := ca.Create(ctx, ca.CreateConfig{
+		Domain: c.Domain, KeyType: as.KeyType, LogID: c.LogID(), Log: c.Log, Requester: audit.Requester{Method: "rotation " + r.ID, User: r.Actor},
+		RootKey: made[0].Signer, IssuerKey: made[1].Signer, RootTTL: as.Root, IssuerTTL: as.Issuer,
+	})
+	if err != nil {
+		return nil, nil, made, err
+	}
+	return &document.Made{Key: made[0], Certificate: pair.Root}, &document.Made{Key: made[1], Certificate: pair.Issuer}, made, nil
+}
+
+// DropKeys deletes keys from a key store that were made for nothing.
+func DropKeys(ctx context.Context, store keys.Store, logger *slog.Logger, made ...document.Key) {
+	for _, key := range made {
+		if key.Ref == "" {
+			continue
+		}
+		if err := store.Delete(context.WithoutCancel(ctx), key.Ref); err != nil {
+			logger.Warn("key of an authority that was not taken is not deleted", "key", key.Ref, "reason", err.Error())
+		}
+	}
 }

@@ -47,7 +47,8 @@ type ringConfig struct {
 }
 
 const (
-	// ringTTL is short, so that a rotation, which waits for all SVIDs, ends soon; and long enough for what is killed to come back.
+	// ringTTL is short, so that a rotation, which waits for all SVIDs, ends soon; and long enough for what is killed to come back. On a
+	// machine that stands still for longer than half of it SVIDs end, and requests fail: then $RING_TTL is to be more.
 	ringTTL = 20 * time.Second
 	// ringLimit is how long a ring may run at most.
 	ringLimit = 30 * time.Minute
@@ -191,15 +192,21 @@ func ringSeed(t *testing.T) uint64 {
 // ringKill is the mean time between two kills: $RING_KILL, or what the test says. 0s: nobody is killed.
 func ringKill(t *testing.T, usual time.Duration) time.Duration {
 	t.Helper()
-	text := os.Getenv("RING_KILL")
+	return ringDuration(t, "RING_KILL", usual)
+}
+
+// ringDuration is what an environment variable says, or what is usual.
+func ringDuration(t *testing.T, name string, usual time.Duration) time.Duration {
+	t.Helper()
+	text := os.Getenv(name)
 	if text == "" {
 		return usual
 	}
-	every, err := time.ParseDuration(text)
+	d, err := time.ParseDuration(text)
 	if err != nil {
-		t.Fatalf("RING_KILL: %v", err)
+		t.Fatalf("%s: %v", name, err)
 	}
-	return every
+	return d
 }
 
 // startRing starts all of it, and waits until requests pass everywhere.
@@ -207,7 +214,7 @@ func startRing(t *testing.T, cfg ringConfig) *ring {
 	t.Helper()
 	Tool(t, "envoy")
 	if cfg.TTL == 0 {
-		cfg.TTL = ringTTL
+		cfg.TTL = ringDuration(t, "RING_TTL", ringTTL)
 	}
 	if cfg.Nodes == 0 {
 		cfg.Nodes = 4

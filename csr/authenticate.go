@@ -76,7 +76,7 @@ type caller struct {
 	remote      string
 	shown       *x509.Certificate     // by which the caller authenticated; nil for a token
 	paths       [][]*x509.Certificate // from it to roots; likewise
-	svidEnds    time.Time             // of the certificate that the connection shows, verified or not: for admission only
+	svidEnds    time.Time             // as the request says, or of the certificate that the connection shows, verified or not: for admission only
 }
 
 // authenticate finds out who calls. A token comes first, since it renews the attestation; where it is refused, and

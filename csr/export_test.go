@@ -24,3 +24,9 @@ func (s *Service) Idle() bool {
 	inFlight, queued, waiting := s.admission.State()
 	return inFlight == 0 && queued == 0 && waiting == 0
 }
+
+// Waiting returns how many requests wait for a slot.
+func (s *Service) Waiting() int {
+	_, _, waiting := s.admission.State()
+	return waiting
+}

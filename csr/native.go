@@ -108,6 +108,9 @@ func (s *Service) refuse(c caller, d *Denial, start time.Time) error {
 }
 
 func (s *Service) result(ctx context.Context, shared *answers.Chains, c caller, agent []byte, r *chanceryv1.CertificateRequest) (*chanceryv1.Result, *Denial) {
+	if t := r.GetReplacesUntil(); t != nil { // a connection may show an older SVID, or none
+		c.svidEnds = t.AsTime()
+	}
 	ttl, d := lifetimeOf(r)
 	var cert *ca.Certificate
 	var id fmt.Stringer

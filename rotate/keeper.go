@@ -24,8 +24,9 @@ const (
 	callTimeout  = 15 * time.Second
 	// checkEvery bounds a sleep. Timers stop while a machine is suspended; the wall clock, read at each check, does not.
 	checkEvery = 10 * time.Second
-	// spread is the half width of the window in which renewals fall, as a part of the lifetime.
-	spread = 0.1
+	// Renewals fall between these parts of an SVID's life. One that many may have got at the same moment, since it is a keeper's
+	// first or was asked for in a hurry, may be renewed sooner: so that no more than twice as many come at a time as on average.
+	earliest, soonest, latest = 0.25, 0.35, 0.65
 	// revokedSpread bounds how long a keeper whose SVID was revoked waits before it asks for another: a revocation can
 	// meet a whole fleet at once.
 	revokedSpread = 5 * time.Second
@@ -53,7 +54,7 @@ type KeeperConfig struct {
 	Observe func(error)
 }
 
-// Keeper holds an identity and renews it: with a new P-256 key each time, at half of its life, give or take a tenth
+// Keeper holds an identity and renews it: with a new P-256 key each time, at half of its life, give or take a seventh
 // drawn once for each certificate so that a fleet does not renew in step.
 type Keeper struct {
 	config KeeperConfig
@@ -96,6 +97,7 @@ func (k *Keeper) Current() (*trust.Identity, <-chan struct{}) {
 // Run fetches and renews until ctx ends.
 func (k *Keeper) Run(ctx context.Context) error {
 	var tries Tries
+	together := true // others may have got an SVID at the same moment
 	for ctx.Err() == nil {
 		next, err := k.renew(ctx)
 		if ctx.Err() != nil {
@@ -108,15 +110,15 @@ func (k *Keeper) Run(ctx context.Context) error {
 			wait := tries.Pause(err, k.left())
 			k.logFailure(err, wait)
 			if k.sleepUntil(ctx, time.Now().Add(wait)) {
-				tries = Tries{} // things are not as they were
+				tries, together = Tries{}, true // things are not as they were
 			}
 			continue
 		}
 		tries = Tries{}
-		at := renewAt(next.ReceivedAt, next.NotAfter(), mrand.Float64())
+		at := renewAt(next.ReceivedAt, next.NotAfter(), together, mrand.Float64())
 		k.config.Logger.Info("identity renewed", "spiffe_id", k.config.ID.String(), "serial", next.Serial(),
 			"not_after", next.NotAfter().UTC(), "renew_at", at.UTC().Truncate(time.Second))
-		k.sleepUntil(ctx, at)
+		together = k.sleepUntil(ctx, at)
 	}
 	return nil
 }
@@ -166,11 +168,14 @@ func (k *Keeper) logFailure(err error, wait time.Duration) {
 	}
 }
 
-// renewAt returns when to renew: at half of the life that was left on receipt, not of the backdated validity (decision
-// D20), moved by up to a tenth of that life either way; draw is from [0, 1).
-func renewAt(received, notAfter time.Time, draw float64) time.Time {
-	life := notAfter.Sub(received)
-	return received.Add(time.Duration(float64(life) * (0.5 + spread*(2*draw-1))))
+// renewAt returns when to renew: around half of the life that was left on receipt, not of the backdated validity (decision
+// D20), at a moment drawn once for each SVID; draw is from [0, 1).
+func renewAt(received, notAfter time.Time, together bool, draw float64) time.Time {
+	from := soonest
+	if together {
+		from = earliest
+	}
+	return received.Add(time.Duration(float64(notAfter.Sub(received)) * (from + (latest-from)*draw)))
 }
 
 // left returns the life that the identity has left; none if there is none, or a revoked one.

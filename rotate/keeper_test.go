@@ -8,6 +8,7 @@ import (
 	"io"
 	"log/slog"
 	"math/big"
+	mrand "math/rand/v2"
 	"net/url"
 	"slices"
 	"sync"
@@ -148,7 +149,7 @@ func TestKeeperRenewsAtHalfLifeWithNewKeys(t *testing.T) {
 		var distinct []time.Duration
 		for i := 1; i < len(times); i++ {
 			gap := times[i].Sub(times[i-1])
-			if gap < 24*time.Minute-time.Second || gap > 36*time.Minute+time.Second { // NotAfter has whole seconds
+			if least := map[bool]time.Duration{true: 15, false: 21}[i == 1] * time.Minute; gap < least-time.Second || gap > 39*time.Minute+time.Second { // NotAfter has whole seconds
 				t.Fatalf("renewal %d came after %s", i, gap)
 			}
 			if !slices.Contains(distinct, gap) {
@@ -265,5 +266,37 @@ func TestKeeperTriesOftenerNearTheEnd(t *testing.T) {
 				}
 			})
 		})
+	}
+}
+
+// TestRenewalsSpread: of a fleet that came up at one moment, no more than twice as many renew at a time as on average over a life,
+// from the first life on.
+func TestRenewalsSpread(t *testing.T) {
+	const agents, lives, parts = 20_000, 4, 50
+	var begin time.Time
+	life := time.Hour
+	counts := make([]int, lives*parts)
+	for range agents {
+		at, together := begin, true
+		for {
+			at = renewAt(at, at.Add(life), together, mrand.Float64())
+			together = false
+			i := int(at.Sub(begin) * parts / life)
+			if i >= len(counts) {
+				break
+			}
+			counts[i]++
+		}
+	}
+	for i := range lives {
+		one, sum := counts[i*parts:(i+1)*parts], 0
+		for _, n := range one {
+			sum += n
+		}
+		ratio := float64(slices.Max(one)) * parts / float64(sum)
+		t.Logf("life %d: at most %.2f times as many as on average", i+1, ratio)
+		if ratio > 2 {
+			t.Errorf("in life %d %.2f times as many renew at a time as on average, more than 2", i+1, ratio)
+		}
 	}
 }

@@ -123,6 +123,19 @@ func TestRevokedLeafIsRefused(t *testing.T) {
 	if _, err := own.WithBundle(newTestCA(t, "x").bundle(t, "td"), time.Now()); err == nil {
 		t.Error("invariant 7: a bundle that the SVID does not verify against was taken")
 	}
+	// What was never verified, as when a bundle had to be taken nevertheless, is not taken for granted the next time.
+	forced := *own
+	forced.Bundle = newTestCA(t, "x").bundle(t, "td")
+	if _, err := forced.WithBundle(forced.Bundle, time.Now()); err == nil {
+		t.Error("WithBundle takes roots that vouch for nothing once they are there")
+	}
+	moved, err := own.WithBundle(b, time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := moved.WithBundle(newTestCA(t, "x").bundle(t, "td"), time.Now()); err == nil {
+		t.Error("WithBundle takes other roots after a good change")
+	}
 	if _, err := own.WithBundle(newTestCA(t, "x").bundle(t, "td"), own.NotAfter().Add(time.Second)); err != nil {
 		t.Errorf("an SVID that has ended: %v", err)
 	}

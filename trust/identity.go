@@ -17,6 +17,8 @@ type Identity struct {
 	Key        crypto.Signer
 	Bundle     *Bundle
 	ReceivedAt time.Time // wall clock; renewal counts from here, not from the backdated NotBefore (decision D20)
+
+	fits *Bundle // whose roots it was verified against last; nil if it was not
 }
 
 // NewIdentity returns the identity after checking that it works (invariant 7): the key belongs to the leaf, the leaf
@@ -35,19 +37,20 @@ func NewIdentity(want ID, chain []*x509.Certificate, key crypto.Signer, b *Bundl
 	if id != want {
 		return nil, fmt.Errorf("certificate is for %s; asked for %s", id, want)
 	}
-	return &Identity{ID: id, Chain: chain, Key: key, Bundle: b, ReceivedAt: now.Round(0)}, nil
+	return &Identity{ID: id, Chain: chain, Key: key, Bundle: b, ReceivedAt: now.Round(0), fits: b}, nil
 }
 
 // WithBundle returns the same SVID with another bundle, against which it must verify, too (invariant 7). An SVID that
 // has ended works for nobody and takes any. That it is on a CRL of the bundle is no objection: whom to trust does not
-// wait for a new SVID (decision D6).
+// wait for a new SVID (decision D6). Against the same roots it is not verified again: most bundles that come bring nothing new.
 func (i *Identity) WithBundle(b *Bundle, now time.Time) (*Identity, error) {
-	if now.Before(i.NotAfter()) {
+	next := *i
+	if now.Before(i.NotAfter()) && !b.SameRoots(i.fits) {
 		if _, _, err := Verify(i.Chain, Only(b.WithCRLs(nil)), now); err != nil {
 			return nil, err
 		}
+		next.fits = b
 	}
-	next := *i
 	next.Bundle = b
 	return &next, nil
 }

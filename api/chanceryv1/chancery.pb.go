@@ -798,7 +798,10 @@ type CertificateRequest struct {
 	// The SPIFFE ID asked for. Empty: the caller's own. Another workload's: only for node agents, for pods of their node.
 	SpiffeId string `protobuf:"bytes,2,opt,name=spiffe_id,json=spiffeId,proto3" json:"spiffe_id,omitempty"`
 	// Absent or <= 0: the profile's default. Too long: clamped to the profile's maximum.
-	Lifetime      *durationpb.Duration `protobuf:"bytes,3,opt,name=lifetime,proto3" json:"lifetime,omitempty"`
+	Lifetime *durationpb.Duration `protobuf:"bytes,3,opt,name=lifetime,proto3" json:"lifetime,omitempty"`
+	// When the SVID ends that this one is to replace: of those that wait for a server that has much to do, who has little time left
+	// comes first. Absent: when the certificate ends that the connection shows.
+	ReplacesUntil *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=replaces_until,json=replacesUntil,proto3" json:"replaces_until,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -850,6 +853,13 @@ func (x *CertificateRequest) GetSpiffeId() string {
 func (x *CertificateRequest) GetLifetime() *durationpb.Duration {
 	if x != nil {
 		return x.Lifetime
+	}
+	return nil
+}
+
+func (x *CertificateRequest) GetReplacesUntil() *timestamppb.Timestamp {
+	if x != nil {
+		return x.ReplacesUntil
 	}
 	return nil
 }
@@ -4663,11 +4673,12 @@ const file_chancery_proto_rawDesc = "" +
 	"\areissue\x18\b \x01(\v2\x14.chancery.v1.ReissueR\areissue\"a\n" +
 	"\fIssueRequest\x12;\n" +
 	"\brequests\x18\x01 \x03(\v2\x1f.chancery.v1.CertificateRequestR\brequests\x12\x14\n" +
-	"\x05agent\x18\x02 \x01(\fR\x05agent\"z\n" +
+	"\x05agent\x18\x02 \x01(\fR\x05agent\"\xbd\x01\n" +
 	"\x12CertificateRequest\x12\x10\n" +
 	"\x03csr\x18\x01 \x01(\fR\x03csr\x12\x1b\n" +
 	"\tspiffe_id\x18\x02 \x01(\tR\bspiffeId\x125\n" +
-	"\blifetime\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\blifetime\"\xcd\x01\n" +
+	"\blifetime\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\blifetime\x12A\n" +
+	"\x0ereplaces_until\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\rreplacesUntil\"\xcd\x01\n" +
 	"\rIssueResponse\x12-\n" +
 	"\aresults\x18\x01 \x03(\v2\x13.chancery.v1.ResultR\aresults\x12+\n" +
 	"\x06bundle\x18\x02 \x01(\v2\x13.chancery.v1.BundleR\x06bundle\x12 \n" +
@@ -5079,115 +5090,116 @@ var file_chancery_proto_depIdxs = []int32{
 	5,   // 12: chancery.v1.SyncUpdate.reissue:type_name -> chancery.v1.Reissue
 	11,  // 13: chancery.v1.IssueRequest.requests:type_name -> chancery.v1.CertificateRequest
 	66,  // 14: chancery.v1.CertificateRequest.lifetime:type_name -> google.protobuf.Duration
-	13,  // 15: chancery.v1.IssueResponse.results:type_name -> chancery.v1.Result
-	16,  // 16: chancery.v1.IssueResponse.bundle:type_name -> chancery.v1.Bundle
-	1,   // 17: chancery.v1.IssueResponse.signed_bundle:type_name -> chancery.v1.SignedBundle
-	15,  // 18: chancery.v1.Result.certificate:type_name -> chancery.v1.Certificate
-	14,  // 19: chancery.v1.Result.refusal:type_name -> chancery.v1.Refusal
-	66,  // 20: chancery.v1.Refusal.retry_after:type_name -> google.protobuf.Duration
-	65,  // 21: chancery.v1.Certificate.not_after:type_name -> google.protobuf.Timestamp
-	19,  // 22: chancery.v1.PlanRotationResponse.phases:type_name -> chancery.v1.PlannedPhase
-	66,  // 23: chancery.v1.PlannedPhase.least:type_name -> google.protobuf.Duration
-	66,  // 24: chancery.v1.PlannedPhase.most:type_name -> google.protobuf.Duration
-	23,  // 25: chancery.v1.RotationStatus.rotation:type_name -> chancery.v1.Rotation
-	23,  // 26: chancery.v1.RotationStatus.past:type_name -> chancery.v1.Rotation
-	65,  // 27: chancery.v1.RotationStatus.time:type_name -> google.protobuf.Timestamp
-	65,  // 28: chancery.v1.Rotation.started:type_name -> google.protobuf.Timestamp
-	65,  // 29: chancery.v1.Rotation.since:type_name -> google.protobuf.Timestamp
-	65,  // 30: chancery.v1.Rotation.paused:type_name -> google.protobuf.Timestamp
-	65,  // 31: chancery.v1.Rotation.ended:type_name -> google.protobuf.Timestamp
-	24,  // 32: chancery.v1.Rotation.gates:type_name -> chancery.v1.Gate
-	25,  // 33: chancery.v1.Rotation.overrides:type_name -> chancery.v1.RotationOverride
-	65,  // 34: chancery.v1.Rotation.latest:type_name -> google.protobuf.Timestamp
-	66,  // 35: chancery.v1.Rotation.phase_estimate:type_name -> google.protobuf.Duration
-	65,  // 36: chancery.v1.Gate.until:type_name -> google.protobuf.Timestamp
-	65,  // 37: chancery.v1.RotationOverride.time:type_name -> google.protobuf.Timestamp
-	28,  // 38: chancery.v1.ListReplicasResponse.replicas:type_name -> chancery.v1.Replica
-	65,  // 39: chancery.v1.Replica.seen:type_name -> google.protobuf.Timestamp
-	65,  // 40: chancery.v1.Replica.declared_dead:type_name -> google.protobuf.Timestamp
-	65,  // 41: chancery.v1.Predicate.issued_before:type_name -> google.protobuf.Timestamp
-	33,  // 42: chancery.v1.RevokeRequest.predicate:type_name -> chancery.v1.Predicate
-	66,  // 43: chancery.v1.RevokeRequest.wait:type_name -> google.protobuf.Duration
-	36,  // 44: chancery.v1.RevokeResponse.certificates:type_name -> chancery.v1.RevokedCertificate
-	65,  // 45: chancery.v1.RevokedCertificate.not_after:type_name -> google.protobuf.Timestamp
-	41,  // 46: chancery.v1.ListRevocationsResponse.revocations:type_name -> chancery.v1.Revocation
-	33,  // 47: chancery.v1.Revocation.predicate:type_name -> chancery.v1.Predicate
-	65,  // 48: chancery.v1.Revocation.time:type_name -> google.protobuf.Timestamp
-	65,  // 49: chancery.v1.Revocation.restored:type_name -> google.protobuf.Timestamp
-	44,  // 50: chancery.v1.ListServedResponse.agents:type_name -> chancery.v1.ServedByAgent
-	8,   // 51: chancery.v1.ServedByAgent.served:type_name -> chancery.v1.ServedSvid
-	51,  // 52: chancery.v1.GetAuthoritiesResponse.domains:type_name -> chancery.v1.DomainAuthorities
-	52,  // 53: chancery.v1.DomainAuthorities.authorities:type_name -> chancery.v1.Authority
-	65,  // 54: chancery.v1.Authority.tainted:type_name -> google.protobuf.Timestamp
-	65,  // 55: chancery.v1.GetStatusResponse.time:type_name -> google.protobuf.Timestamp
-	65,  // 56: chancery.v1.GetStatusResponse.started:type_name -> google.protobuf.Timestamp
-	55,  // 57: chancery.v1.GetStatusResponse.document:type_name -> chancery.v1.GetStatusResponse.Document
-	58,  // 58: chancery.v1.GetStatusResponse.certificates:type_name -> chancery.v1.GetStatusResponse.Certificate
-	66,  // 59: chancery.v1.GetStatusResponse.max_ttl:type_name -> google.protobuf.Duration
-	59,  // 60: chancery.v1.GetStatusResponse.keys:type_name -> chancery.v1.GetStatusResponse.Key
-	60,  // 61: chancery.v1.GetStatusResponse.outcomes:type_name -> chancery.v1.GetStatusResponse.Outcome
-	61,  // 62: chancery.v1.GetStatusResponse.audit_log:type_name -> chancery.v1.GetStatusResponse.AuditLog
-	62,  // 63: chancery.v1.GetStatusResponse.issuance_log:type_name -> chancery.v1.GetStatusResponse.IssuanceLog
-	64,  // 64: chancery.v1.GetStatusResponse.clusters:type_name -> chancery.v1.GetStatusResponse.Cluster
-	63,  // 65: chancery.v1.GetStatusResponse.crls:type_name -> chancery.v1.GetStatusResponse.Crls
-	57,  // 66: chancery.v1.GetStatusResponse.store:type_name -> chancery.v1.GetStatusResponse.Store
-	23,  // 67: chancery.v1.GetStatusResponse.rotation:type_name -> chancery.v1.Rotation
-	56,  // 68: chancery.v1.GetStatusResponse.Document.logs:type_name -> chancery.v1.GetStatusResponse.Log
-	65,  // 69: chancery.v1.GetStatusResponse.Document.requested:type_name -> google.protobuf.Timestamp
-	65,  // 70: chancery.v1.GetStatusResponse.Store.confirmed:type_name -> google.protobuf.Timestamp
-	28,  // 71: chancery.v1.GetStatusResponse.Store.replicas:type_name -> chancery.v1.Replica
-	65,  // 72: chancery.v1.GetStatusResponse.Store.imported:type_name -> google.protobuf.Timestamp
-	65,  // 73: chancery.v1.GetStatusResponse.Store.changed:type_name -> google.protobuf.Timestamp
-	65,  // 74: chancery.v1.GetStatusResponse.Certificate.tainted:type_name -> google.protobuf.Timestamp
-	65,  // 75: chancery.v1.GetStatusResponse.Key.checked:type_name -> google.protobuf.Timestamp
-	66,  // 76: chancery.v1.GetStatusResponse.Key.took:type_name -> google.protobuf.Duration
-	65,  // 77: chancery.v1.GetStatusResponse.Key.waiting:type_name -> google.protobuf.Timestamp
-	65,  // 78: chancery.v1.GetStatusResponse.IssuanceLog.checkpoint:type_name -> google.protobuf.Timestamp
-	65,  // 79: chancery.v1.GetStatusResponse.IssuanceLog.sequenced:type_name -> google.protobuf.Timestamp
-	65,  // 80: chancery.v1.GetStatusResponse.Crls.failing:type_name -> google.protobuf.Timestamp
-	65,  // 81: chancery.v1.GetStatusResponse.Crls.ends:type_name -> google.protobuf.Timestamp
-	65,  // 82: chancery.v1.GetStatusResponse.Crls.published:type_name -> google.protobuf.Timestamp
-	10,  // 83: chancery.v1.Issuance.Issue:input_type -> chancery.v1.IssueRequest
-	6,   // 84: chancery.v1.Issuance.Sync:input_type -> chancery.v1.SyncRequest
-	0,   // 85: chancery.v1.Issuance.GetBundle:input_type -> chancery.v1.GetBundleRequest
-	49,  // 86: chancery.v1.Admin.GetAuthorities:input_type -> chancery.v1.GetAuthoritiesRequest
-	45,  // 87: chancery.v1.Admin.RequestIssuer:input_type -> chancery.v1.RequestIssuerRequest
-	47,  // 88: chancery.v1.Admin.ImportIssuer:input_type -> chancery.v1.ImportIssuerRequest
-	34,  // 89: chancery.v1.Admin.Revoke:input_type -> chancery.v1.RevokeRequest
-	37,  // 90: chancery.v1.Admin.Restore:input_type -> chancery.v1.RestoreRequest
-	39,  // 91: chancery.v1.Admin.ListRevocations:input_type -> chancery.v1.ListRevocationsRequest
-	42,  // 92: chancery.v1.Admin.ListServed:input_type -> chancery.v1.ListServedRequest
-	53,  // 93: chancery.v1.Admin.GetStatus:input_type -> chancery.v1.GetStatusRequest
-	26,  // 94: chancery.v1.Admin.ListReplicas:input_type -> chancery.v1.ListReplicasRequest
-	29,  // 95: chancery.v1.Admin.ForgetReplica:input_type -> chancery.v1.ForgetReplicaRequest
-	31,  // 96: chancery.v1.Admin.ExportState:input_type -> chancery.v1.ExportStateRequest
-	17,  // 97: chancery.v1.Admin.PlanRotation:input_type -> chancery.v1.StartRotationRequest
-	17,  // 98: chancery.v1.Admin.StartRotation:input_type -> chancery.v1.StartRotationRequest
-	20,  // 99: chancery.v1.Admin.GetRotation:input_type -> chancery.v1.GetRotationRequest
-	21,  // 100: chancery.v1.Admin.ChangeRotation:input_type -> chancery.v1.ChangeRotationRequest
-	12,  // 101: chancery.v1.Issuance.Issue:output_type -> chancery.v1.IssueResponse
-	9,   // 102: chancery.v1.Issuance.Sync:output_type -> chancery.v1.SyncUpdate
-	1,   // 103: chancery.v1.Issuance.GetBundle:output_type -> chancery.v1.SignedBundle
-	50,  // 104: chancery.v1.Admin.GetAuthorities:output_type -> chancery.v1.GetAuthoritiesResponse
-	46,  // 105: chancery.v1.Admin.RequestIssuer:output_type -> chancery.v1.RequestIssuerResponse
-	48,  // 106: chancery.v1.Admin.ImportIssuer:output_type -> chancery.v1.ImportIssuerResponse
-	35,  // 107: chancery.v1.Admin.Revoke:output_type -> chancery.v1.RevokeResponse
-	38,  // 108: chancery.v1.Admin.Restore:output_type -> chancery.v1.RestoreResponse
-	40,  // 109: chancery.v1.Admin.ListRevocations:output_type -> chancery.v1.ListRevocationsResponse
-	43,  // 110: chancery.v1.Admin.ListServed:output_type -> chancery.v1.ListServedResponse
-	54,  // 111: chancery.v1.Admin.GetStatus:output_type -> chancery.v1.GetStatusResponse
-	27,  // 112: chancery.v1.Admin.ListReplicas:output_type -> chancery.v1.ListReplicasResponse
-	30,  // 113: chancery.v1.Admin.ForgetReplica:output_type -> chancery.v1.ForgetReplicaResponse
-	32,  // 114: chancery.v1.Admin.ExportState:output_type -> chancery.v1.ExportStateResponse
-	18,  // 115: chancery.v1.Admin.PlanRotation:output_type -> chancery.v1.PlanRotationResponse
-	22,  // 116: chancery.v1.Admin.StartRotation:output_type -> chancery.v1.RotationStatus
-	22,  // 117: chancery.v1.Admin.GetRotation:output_type -> chancery.v1.RotationStatus
-	22,  // 118: chancery.v1.Admin.ChangeRotation:output_type -> chancery.v1.RotationStatus
-	101, // [101:119] is the sub-list for method output_type
-	83,  // [83:101] is the sub-list for method input_type
-	83,  // [83:83] is the sub-list for extension type_name
-	83,  // [83:83] is the sub-list for extension extendee
-	0,   // [0:83] is the sub-list for field type_name
+	65,  // 15: chancery.v1.CertificateRequest.replaces_until:type_name -> google.protobuf.Timestamp
+	13,  // 16: chancery.v1.IssueResponse.results:type_name -> chancery.v1.Result
+	16,  // 17: chancery.v1.IssueResponse.bundle:type_name -> chancery.v1.Bundle
+	1,   // 18: chancery.v1.IssueResponse.signed_bundle:type_name -> chancery.v1.SignedBundle
+	15,  // 19: chancery.v1.Result.certificate:type_name -> chancery.v1.Certificate
+	14,  // 20: chancery.v1.Result.refusal:type_name -> chancery.v1.Refusal
+	66,  // 21: chancery.v1.Refusal.retry_after:type_name -> google.protobuf.Duration
+	65,  // 22: chancery.v1.Certificate.not_after:type_name -> google.protobuf.Timestamp
+	19,  // 23: chancery.v1.PlanRotationResponse.phases:type_name -> chancery.v1.PlannedPhase
+	66,  // 24: chancery.v1.PlannedPhase.least:type_name -> google.protobuf.Duration
+	66,  // 25: chancery.v1.PlannedPhase.most:type_name -> google.protobuf.Duration
+	23,  // 26: chancery.v1.RotationStatus.rotation:type_name -> chancery.v1.Rotation
+	23,  // 27: chancery.v1.RotationStatus.past:type_name -> chancery.v1.Rotation
+	65,  // 28: chancery.v1.RotationStatus.time:type_name -> google.protobuf.Timestamp
+	65,  // 29: chancery.v1.Rotation.started:type_name -> google.protobuf.Timestamp
+	65,  // 30: chancery.v1.Rotation.since:type_name -> google.protobuf.Timestamp
+	65,  // 31: chancery.v1.Rotation.paused:type_name -> google.protobuf.Timestamp
+	65,  // 32: chancery.v1.Rotation.ended:type_name -> google.protobuf.Timestamp
+	24,  // 33: chancery.v1.Rotation.gates:type_name -> chancery.v1.Gate
+	25,  // 34: chancery.v1.Rotation.overrides:type_name -> chancery.v1.RotationOverride
+	65,  // 35: chancery.v1.Rotation.latest:type_name -> google.protobuf.Timestamp
+	66,  // 36: chancery.v1.Rotation.phase_estimate:type_name -> google.protobuf.Duration
+	65,  // 37: chancery.v1.Gate.until:type_name -> google.protobuf.Timestamp
+	65,  // 38: chancery.v1.RotationOverride.time:type_name -> google.protobuf.Timestamp
+	28,  // 39: chancery.v1.ListReplicasResponse.replicas:type_name -> chancery.v1.Replica
+	65,  // 40: chancery.v1.Replica.seen:type_name -> google.protobuf.Timestamp
+	65,  // 41: chancery.v1.Replica.declared_dead:type_name -> google.protobuf.Timestamp
+	65,  // 42: chancery.v1.Predicate.issued_before:type_name -> google.protobuf.Timestamp
+	33,  // 43: chancery.v1.RevokeRequest.predicate:type_name -> chancery.v1.Predicate
+	66,  // 44: chancery.v1.RevokeRequest.wait:type_name -> google.protobuf.Duration
+	36,  // 45: chancery.v1.RevokeResponse.certificates:type_name -> chancery.v1.RevokedCertificate
+	65,  // 46: chancery.v1.RevokedCertificate.not_after:type_name -> google.protobuf.Timestamp
+	41,  // 47: chancery.v1.ListRevocationsResponse.revocations:type_name -> chancery.v1.Revocation
+	33,  // 48: chancery.v1.Revocation.predicate:type_name -> chancery.v1.Predicate
+	65,  // 49: chancery.v1.Revocation.time:type_name -> google.protobuf.Timestamp
+	65,  // 50: chancery.v1.Revocation.restored:type_name -> google.protobuf.Timestamp
+	44,  // 51: chancery.v1.ListServedResponse.agents:type_name -> chancery.v1.ServedByAgent
+	8,   // 52: chancery.v1.ServedByAgent.served:type_name -> chancery.v1.ServedSvid
+	51,  // 53: chancery.v1.GetAuthoritiesResponse.domains:type_name -> chancery.v1.DomainAuthorities
+	52,  // 54: chancery.v1.DomainAuthorities.authorities:type_name -> chancery.v1.Authority
+	65,  // 55: chancery.v1.Authority.tainted:type_name -> google.protobuf.Timestamp
+	65,  // 56: chancery.v1.GetStatusResponse.time:type_name -> google.protobuf.Timestamp
+	65,  // 57: chancery.v1.GetStatusResponse.started:type_name -> google.protobuf.Timestamp
+	55,  // 58: chancery.v1.GetStatusResponse.document:type_name -> chancery.v1.GetStatusResponse.Document
+	58,  // 59: chancery.v1.GetStatusResponse.certificates:type_name -> chancery.v1.GetStatusResponse.Certificate
+	66,  // 60: chancery.v1.GetStatusResponse.max_ttl:type_name -> google.protobuf.Duration
+	59,  // 61: chancery.v1.GetStatusResponse.keys:type_name -> chancery.v1.GetStatusResponse.Key
+	60,  // 62: chancery.v1.GetStatusResponse.outcomes:type_name -> chancery.v1.GetStatusResponse.Outcome
+	61,  // 63: chancery.v1.GetStatusResponse.audit_log:type_name -> chancery.v1.GetStatusResponse.AuditLog
+	62,  // 64: chancery.v1.GetStatusResponse.issuance_log:type_name -> chancery.v1.GetStatusResponse.IssuanceLog
+	64,  // 65: chancery.v1.GetStatusResponse.clusters:type_name -> chancery.v1.GetStatusResponse.Cluster
+	63,  // 66: chancery.v1.GetStatusResponse.crls:type_name -> chancery.v1.GetStatusResponse.Crls
+	57,  // 67: chancery.v1.GetStatusResponse.store:type_name -> chancery.v1.GetStatusResponse.Store
+	23,  // 68: chancery.v1.GetStatusResponse.rotation:type_name -> chancery.v1.Rotation
+	56,  // 69: chancery.v1.GetStatusResponse.Document.logs:type_name -> chancery.v1.GetStatusResponse.Log
+	65,  // 70: chancery.v1.GetStatusResponse.Document.requested:type_name -> google.protobuf.Timestamp
+	65,  // 71: chancery.v1.GetStatusResponse.Store.confirmed:type_name -> google.protobuf.Timestamp
+	28,  // 72: chancery.v1.GetStatusResponse.Store.replicas:type_name -> chancery.v1.Replica
+	65,  // 73: chancery.v1.GetStatusResponse.Store.imported:type_name -> google.protobuf.Timestamp
+	65,  // 74: chancery.v1.GetStatusResponse.Store.changed:type_name -> google.protobuf.Timestamp
+	65,  // 75: chancery.v1.GetStatusResponse.Certificate.tainted:type_name -> google.protobuf.Timestamp
+	65,  // 76: chancery.v1.GetStatusResponse.Key.checked:type_name -> google.protobuf.Timestamp
+	66,  // 77: chancery.v1.GetStatusResponse.Key.took:type_name -> google.protobuf.Duration
+	65,  // 78: chancery.v1.GetStatusResponse.Key.waiting:type_name -> google.protobuf.Timestamp
+	65,  // 79: chancery.v1.GetStatusResponse.IssuanceLog.checkpoint:type_name -> google.protobuf.Timestamp
+	65,  // 80: chancery.v1.GetStatusResponse.IssuanceLog.sequenced:type_name -> google.protobuf.Timestamp
+	65,  // 81: chancery.v1.GetStatusResponse.Crls.failing:type_name -> google.protobuf.Timestamp
+	65,  // 82: chancery.v1.GetStatusResponse.Crls.ends:type_name -> google.protobuf.Timestamp
+	65,  // 83: chancery.v1.GetStatusResponse.Crls.published:type_name -> google.protobuf.Timestamp
+	10,  // 84: chancery.v1.Issuance.Issue:input_type -> chancery.v1.IssueRequest
+	6,   // 85: chancery.v1.Issuance.Sync:input_type -> chancery.v1.SyncRequest
+	0,   // 86: chancery.v1.Issuance.GetBundle:input_type -> chancery.v1.GetBundleRequest
+	49,  // 87: chancery.v1.Admin.GetAuthorities:input_type -> chancery.v1.GetAuthoritiesRequest
+	45,  // 88: chancery.v1.Admin.RequestIssuer:input_type -> chancery.v1.RequestIssuerRequest
+	47,  // 89: chancery.v1.Admin.ImportIssuer:input_type -> chancery.v1.ImportIssuerRequest
+	34,  // 90: chancery.v1.Admin.Revoke:input_type -> chancery.v1.RevokeRequest
+	37,  // 91: chancery.v1.Admin.Restore:input_type -> chancery.v1.RestoreRequest
+	39,  // 92: chancery.v1.Admin.ListRevocations:input_type -> chancery.v1.ListRevocationsRequest
+	42,  // 93: chancery.v1.Admin.ListServed:input_type -> chancery.v1.ListServedRequest
+	53,  // 94: chancery.v1.Admin.GetStatus:input_type -> chancery.v1.GetStatusRequest
+	26,  // 95: chancery.v1.Admin.ListReplicas:input_type -> chancery.v1.ListReplicasRequest
+	29,  // 96: chancery.v1.Admin.ForgetReplica:input_type -> chancery.v1.ForgetReplicaRequest
+	31,  // 97: chancery.v1.Admin.ExportState:input_type -> chancery.v1.ExportStateRequest
+	17,  // 98: chancery.v1.Admin.PlanRotation:input_type -> chancery.v1.StartRotationRequest
+	17,  // 99: chancery.v1.Admin.StartRotation:input_type -> chancery.v1.StartRotationRequest
+	20,  // 100: chancery.v1.Admin.GetRotation:input_type -> chancery.v1.GetRotationRequest
+	21,  // 101: chancery.v1.Admin.ChangeRotation:input_type -> chancery.v1.ChangeRotationRequest
+	12,  // 102: chancery.v1.Issuance.Issue:output_type -> chancery.v1.IssueResponse
+	9,   // 103: chancery.v1.Issuance.Sync:output_type -> chancery.v1.SyncUpdate
+	1,   // 104: chancery.v1.Issuance.GetBundle:output_type -> chancery.v1.SignedBundle
+	50,  // 105: chancery.v1.Admin.GetAuthorities:output_type -> chancery.v1.GetAuthoritiesResponse
+	46,  // 106: chancery.v1.Admin.RequestIssuer:output_type -> chancery.v1.RequestIssuerResponse
+	48,  // 107: chancery.v1.Admin.ImportIssuer:output_type -> chancery.v1.ImportIssuerResponse
+	35,  // 108: chancery.v1.Admin.Revoke:output_type -> chancery.v1.RevokeResponse
+	38,  // 109: chancery.v1.Admin.Restore:output_type -> chancery.v1.RestoreResponse
+	40,  // 110: chancery.v1.Admin.ListRevocations:output_type -> chancery.v1.ListRevocationsResponse
+	43,  // 111: chancery.v1.Admin.ListServed:output_type -> chancery.v1.ListServedResponse
+	54,  // 112: chancery.v1.Admin.GetStatus:output_type -> chancery.v1.GetStatusResponse
+	27,  // 113: chancery.v1.Admin.ListReplicas:output_type -> chancery.v1.ListReplicasResponse
+	30,  // 114: chancery.v1.Admin.ForgetReplica:output_type -> chancery.v1.ForgetReplicaResponse
+	32,  // 115: chancery.v1.Admin.ExportState:output_type -> chancery.v1.ExportStateResponse
+	18,  // 116: chancery.v1.Admin.PlanRotation:output_type -> chancery.v1.PlanRotationResponse
+	22,  // 117: chancery.v1.Admin.StartRotation:output_type -> chancery.v1.RotationStatus
+	22,  // 118: chancery.v1.Admin.GetRotation:output_type -> chancery.v1.RotationStatus
+	22,  // 119: chancery.v1.Admin.ChangeRotation:output_type -> chancery.v1.RotationStatus
+	102, // [102:120] is the sub-list for method output_type
+	84,  // [84:102] is the sub-list for method input_type
+	84,  // [84:84] is the sub-list for extension type_name
+	84,  // [84:84] is the sub-list for extension extendee
+	0,   // [0:84] is the sub-list for field type_name
 }
 
 func init() { file_chancery_proto_init() }

@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/chancery-project/chancery/ca/document"
+	"github.com/chancery-project/chancery/ca/document/strict"
 	"github.com/chancery-project/chancery/ca/keys"
 	"github.com/chancery-project/chancery/ca/store"
 )
@@ -103,7 +104,7 @@ func Open(data []byte, s *keys.Sealer) (*Export, *document.Document, error) {
 		return nil, nil, fmt.Errorf("it has more than %d bytes, which no export has", MaxFile)
 	}
 	var f file
-	if err := document.StrictJSON(data, &f); err != nil {
+	if err := strict.JSON(data, &f); err != nil {
 		return nil, nil, fmt.Errorf("it is no export: %w", err)
 	}
 	var compact bytes.Buffer // what was authenticated has no space, which the file has for people
@@ -129,7 +130,7 @@ func Open(data []byte, s *keys.Sealer) (*Export, *document.Document, error) {
 		return nil, nil, fmt.Errorf("it has format %d; this binary knows up to %d: use a newer one", head.Format, Format)
 	}
 	e := new(Export)
-	if err := document.StrictJSON(raw, e); err != nil {
+	if err := strict.JSON(raw, e); err != nil {
 		return nil, nil, fmt.Errorf("reading it: %w", err)
 	}
 	doc, err := document.Decode(e.Document, e.Version, s)

@@ -7,7 +7,6 @@
 package document
 
 import (
-	"bytes"
 	"context"
 	"crypto"
 	"crypto/rand"
@@ -16,12 +15,11 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"io"
 	"time"
 
 	"github.com/chancery-project/chancery/ca"
+	"github.com/chancery-project/chancery/ca/document/strict"
 	"github.com/chancery-project/chancery/ca/keys"
 	"github.com/chancery-project/chancery/ca/store"
 	"github.com/chancery-project/chancery/trust"
@@ -317,7 +315,7 @@ func Decode(data []byte, version uint64, s *keys.Sealer) (*Document, error) {
 		return nil, fmt.Errorf("authority document has %d bytes; at most %d are read", len(data), store.MaxDocument)
 	}
 	var e envelope
-	if err := StrictJSON(data, &e); err != nil {
+	if err := strict.JSON(data, &e); err != nil {
 		return nil, fmt.Errorf("authority document: %w", err)
 	}
 	if !s.CheckMAC(e.Document, e.MAC) {
@@ -331,7 +329,7 @@ func Decode(data []byte, version uint64, s *keys.Sealer) (*Document, error) {
 		return nil, fmt.Errorf("authority document has format %d; this binary knows up to %d: use a newer one", format.Format, Format)
 	}
 	d := new(Document)
-	if err := StrictJSON(e.Document, d); err != nil {
+	if err := strict.JSON(e.Document, d); err != nil {
 		return nil, fmt.Errorf("authority document: %w", err)
 	}
 	if d.Version != version {
@@ -395,19 +393,6 @@ func (d *Document) Follows(version uint64, hash string) bool {
 func (d *Document) Has(version uint64, hash string) bool {
 	gap := d.Version - version
 	return d.Follows(version, hash) && (gap == 1 || gap-2 < uint64(len(d.Before)))
-}
-
-// StrictJSON decodes one JSON value, and refuses fields that v does not have and what follows the value.
-func StrictJSON(data []byte, v any) error {
-	dec := json.NewDecoder(bytes.NewReader(data))
-	dec.DisallowUnknownFields()
-	if err := dec.Decode(v); err != nil {
-		return err
-	}
-	if _, err := dec.Token(); !errors.Is(err, io.EOF) { // More takes a brace too many for the end
-		return errors.New("there is more than one JSON value")
-	}
-	return nil
 }
 
 // RequestedIssuer is an issuer that has a key and no certificate yet.

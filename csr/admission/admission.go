@@ -10,8 +10,8 @@
 // So after an outage the SVIDs that are about to end are renewed first, then those are served that have none, then the rest
 // by the life that they have left.
 //
-// The end of the SVID is taken from the certificate that the connection shows without verifying its signature, which would
-// cost a fifth of an issuance just when there is no time. Nothing is gained by lying: whoever may ask at all can have a true
+// The end of the SVID is what the request says, else taken from the certificate that the connection shows without verifying its
+// signature, which would cost a fifth of an issuance just when there is no time. Nothing is gained by lying: whoever may ask at all can have a true
 // SVID that ends in five seconds whenever he likes, and either way he has the one turn of his node in each round.
 //
 // It refuses what waits longer than it may, and what would be more than may wait: then who is due last, of a node that has many
@@ -53,7 +53,7 @@ type Config struct {
 type Request struct {
 	Node     string // empty if not known
 	Identity string
-	Ends     time.Time // when the SVID ends that the sender shows; zero if he shows none
+	Ends     time.Time // when the SVID ends that the sender has; zero if he shows none
 }
 
 // Busy says that there is no room.

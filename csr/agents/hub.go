@@ -2,14 +2,12 @@ package agents
 
 import (
 	"context"
-	"fmt"
 	"maps"
 	"slices"
 	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"google.golang.org/protobuf/proto"
 
 	"github.com/chancery-project/chancery/api/chanceryv1"
 	"github.com/chancery-project/chancery/csr/evidence"
@@ -83,8 +81,9 @@ type holder struct{ api, id string }
 // update is one state of all that agents are sent.
 type update struct {
 	version uint64
-	content uint64 // the version at which anything but checkpoints changed last
-	shared  []byte // the update but for version and checkpoints, encoded
+	content uint64 // the version at which roots or CRLs changed last
+	shared  []byte // the update but for version, checkpoints and what follows, encoded
+	reissue *chanceryv1.Reissue
 }
 
 // stream is one connected agent.
@@ -96,6 +95,7 @@ type stream struct {
 	bytes              int    // of these
 	omitted            uint64 // SVIDs of the report that were not kept
 	notEnforcing       []string
+	turn               turn
 }
 
 // New returns a hub that has nothing to send yet.
@@ -122,20 +122,6 @@ func New(c Config) *Hub {
 
 // Close ends all streams, so that a server that stops need not wait for agents that would stay for ever.
 func (h *Hub) Close() { h.end.Do(func() { close(h.ending) }) }
-
-// Publish makes a new state known. It has neither version nor checkpoints: those are filled in.
-func (h *Hub) Publish(m *chanceryv1.SyncUpdate) error {
-	shared, err := proto.Marshal(m)
-	if err != nil {
-		return fmt.Errorf("encoding an update for agents: %w", err)
-	}
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	v := h.nextVersion()
-	h.news = time.Now()
-	h.set(&update{v, v, shared})
-	return nil
-}
 
 // nextVersion returns a version above all before. Caller holds mu.
 func (h *Hub) nextVersion() uint64 {
@@ -171,7 +157,7 @@ func (h *Hub) Again() {
 }
 
 // PushCheckpoints has checkpoints and mark sent, if they are new. Alone they make an update every 10 s at most, and more
-// seldom where updates are large. It is called every second or so.
+// seldom where updates are large; not to all streams at once. It is called every second or so.
 func (h *Hub) PushCheckpoints(now time.Time) {
 	all, mark := h.config.Checkpoints(), h.config.Mark().GetVersion()
 	h.mu.Lock()
@@ -183,7 +169,7 @@ func (h *Hub) PushCheckpoints(now time.Time) {
 		return
 	}
 	h.pushed, h.last, h.marked, h.again = now, all, mark, false
-	h.set(&update{h.nextVersion(), h.current.content, h.current.shared})
+	h.set(&update{h.nextVersion(), h.current.content, h.current.shared, h.current.reissue})
 }
 
 // Counts returns how many agents are connected, and how many of them have acknowledged the last bundle and CRLs.

@@ -48,6 +48,8 @@ func (h *Hub) Serve(c Caller, g grpc.ServerStream) error {
 	defer h.leave(s)
 	over := time.NewTimer(c.life(time.Now()))
 	defer over.Stop()
+	look := time.NewTimer(time.Hour) // set below where there is something to come
+	defer look.Stop()
 	ctx, cancel := context.WithCancelCause(g.Context())
 	defer cancel(nil)
 	go func() { // ends with the stream, at the latest once this function has returned
@@ -56,9 +58,9 @@ func (h *Hub) Serve(c Caller, g grpc.ServerStream) error {
 		cancel(h.receive(s, consumers, g))
 	}()
 	for {
-		u, changed := h.next(s)
+		u, reissue, changed, again := h.next(s, time.Now())
 		if u != nil {
-			own, err := proto.Marshal(&chanceryv1.SyncUpdate{Version: u.version, Checkpoints: h.config.Checkpoints(), DocumentMark: h.config.Mark()})
+			own, err := proto.Marshal(&chanceryv1.SyncUpdate{Version: u.version, Checkpoints: h.config.Checkpoints(), DocumentMark: h.config.Mark(), Reissue: reissue})
 			if err != nil {
 				return fmt.Errorf("encoding an update: %w", err)
 			}
@@ -66,6 +68,9 @@ func (h *Hub) Serve(c Caller, g grpc.ServerStream) error {
 				return err
 			}
 			continue
+		}
+		if look.Stop(); !again.IsZero() {
+			look.Reset(time.Until(again))
 		}
 		select {
 		case <-ctx.Done():
@@ -78,6 +83,7 @@ func (h *Hub) Serve(c Caller, g grpc.ServerStream) error {
 		case <-over.C:
 			return &moved{"the stream has come to its end; open another one", moveSpread}
 		case <-changed:
+		case <-look.C:
 		}
 	}
 }
@@ -101,17 +107,6 @@ func (h *Hub) leave(s *stream) {
 	if h.places[s.place]--; h.places[s.place] == 0 {
 		delete(h.places, s.place)
 	}
-}
-
-// next returns the newest update if the stream has not been sent it, and else what is closed when there is a newer one.
-func (h *Hub) next(s *stream) (*update, <-chan struct{}) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.current == nil || s.sent == h.current.version {
-		return nil, h.changed
-	}
-	s.sent = h.current.version
-	return h.current, nil
 }
 
 // receive takes what the agent says until the stream ends.

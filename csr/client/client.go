@@ -3,8 +3,9 @@
 //
 // Each call reads the token and the server's roots again, so that neither can go stale in memory, and opens a
 // connection of its own, so that the newest SVID authenticates it: to one of the servers, drawn for each call, and to the
-// next one if the first cannot do it. Only where the one server is busy the connection is kept for the next try. It refuses a server that is not
-// spiffe://TD/chancery/server (decision D15), whatever its host name, and CRLs that it cannot verify; and never logs or
+// next one if the first cannot do it. Only where the one server is busy the connection is kept for the next try; and what a server
+// asks for over the stream, to replace an SVID before its time, is got over the stream's connection. It refuses a server that is
+// not spiffe://TD/chancery/server (decision D15), whatever its host name, and CRLs that it cannot verify; and never logs or
 // returns a token.
 package client
 
@@ -15,12 +16,9 @@ import (
 	"crypto/x509"
 	"encoding/base64"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"net/url"
-	"os"
 	"strings"
 	"sync"
 	"time"
@@ -30,6 +28,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/chancery-project/chancery/api/chanceryv1"
 	"github.com/chancery-project/chancery/csr/client/anchor"
@@ -37,11 +36,8 @@ import (
 	"github.com/chancery-project/chancery/trust"
 )
 
-const (
-	maxToken = 16 << 10 // bytes of a token file
-	// bufferSize of reads and writes: little is said on a connection, and gRPC's 64 kB would be for nothing.
-	bufferSize = 4 << 10
-)
+// bufferSize of reads and writes: little is said on a connection, and gRPC's 64 kB would be for nothing.
+const bufferSize = 4 << 10
 
 // Config says whom to ask, and as whom.
 type Config struct {
@@ -71,6 +67,8 @@ type Client struct {
 	kept        *kept                    // nil for none
 	checkpoints logs                     // that were seen last
 	mark        *chanceryv1.DocumentMark // the highest that was seen
+	synced      *synced                  // nil for none
+	reissued    [][]byte                 // key IDs of issuers whose SVIDs the server of synced wants to be replaced
 }
 
 // New returns a client.
@@ -116,7 +114,14 @@ func (c *Client) Issue(ctx context.Context, key crypto.Signer) ([]*x509.Certific
 	}
 	var chain []*x509.Certificate
 	var bundle *trust.Bundle
-	err = c.ask(ctx, func(ctx context.Context, conn *grpc.ClientConn, t turn) error {
+	ctx, who, err := c.withCredentials(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	if who.own != nil {
+		req.ReplacesUntil = timestamppb.New(who.own.NotAfter())
+	}
+	do := func(ctx context.Context, conn *grpc.ClientConn, t turn) error {
 		ctx, cancel := t.answer(ctx)
 		defer cancel()
 		known := c.seen()
@@ -127,7 +132,14 @@ func (c *Client) Issue(ctx context.Context, key crypto.Signer) ([]*x509.Certific
 		c.seeCheckpoints(resp.GetCheckpoints(), known)
 		chain, bundle, err = c.read(resp)
 		return err
-	})
+	}
+	settled := false
+	if s := c.standing(who); s != nil {
+		settled, err = c.overStanding(ctx, s, do)
+	}
+	if !settled {
+		err = c.askAll(ctx, who.own, do)
+	}
 	if err != nil {
 		return nil, nil, err
 	}
@@ -251,47 +263,4 @@ func refusedBy(err error) error {
 		return fmt.Errorf("asking the server: %w", err)
 	}
 	return r
-}
-
-// TokenFile returns a token source that reads a file each time, as kubelet replaces projected tokens in place.
-func TokenFile(path string) func(context.Context) (string, error) {
-	return func(context.Context) (string, error) {
-		data, err := readBounded(path, maxToken)
-		if err != nil {
-			return "", fmt.Errorf("reading token: %w", err)
-		}
-		token := strings.TrimSpace(string(data))
-		if token == "" {
-			return "", fmt.Errorf("reading token: %s is empty", path)
-		}
-		return token, nil
-	}
-}
-
-// RootsFile returns a source of roots that reads a PEM file each time.
-func RootsFile(path string) func() ([]*x509.Certificate, error) {
-	return func() ([]*x509.Certificate, error) {
-		data, err := readBounded(path, trust.MaxPEMBytes)
-		if err != nil {
-			return nil, fmt.Errorf("reading server roots: %w", err)
-		}
-		certs, err := trust.ParseCertificates(data)
-		if err != nil {
-			return nil, fmt.Errorf("reading server roots %s: %w", path, err)
-		}
-		return certs, nil
-	}
-}
-
-func readBounded(path string, most int) ([]byte, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	data, err := io.ReadAll(io.LimitReader(f, int64(most)+1))
-	if err == nil && len(data) > most {
-		err = errors.New(path + " is larger than expected")
-	}
-	return data, err
 }

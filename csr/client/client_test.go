@@ -36,6 +36,7 @@ import (
 	"github.com/chancery-project/chancery/csr"
 	"github.com/chancery-project/chancery/csr/admission"
 	"github.com/chancery-project/chancery/csr/client"
+	"github.com/chancery-project/chancery/csr/client/source"
 	"github.com/chancery-project/chancery/csr/kube"
 	"github.com/chancery-project/chancery/trust"
 )
@@ -149,7 +150,7 @@ func (w *world) write(path string, data []byte) {
 }
 
 func (w *world) config() client.Config {
-	return client.Config{Servers: []string{w.addr}, Domain: td, ID: web, Roots: client.RootsFile(w.serverRoot), Token: client.TokenFile(w.tokenFile)}
+	return client.Config{Servers: []string{w.addr}, Domain: td, ID: web, Roots: source.RootsFile(w.serverRoot), Token: source.TokenFile(w.tokenFile)}
 }
 
 // token makes a real token of foo/web.
@@ -284,7 +285,7 @@ func TestD16RenewalWithoutAGoodToken(t *testing.T) {
 		want  string
 	}{
 		{"expired", func(context.Context) (string, error) { return token("old", -time.Minute), nil }, "mtls"},
-		{"missing", client.TokenFile("/nonexistent/token"), "mtls"},
+		{"missing", source.TokenFile("/nonexistent/token"), "mtls"},
 		{"no source", nil, "mtls"},
 		{"none", func(context.Context) (string, error) { return "", nil }, "mtls"},
 		{"good", func(context.Context) (string, error) { return token("new", time.Hour), nil }, "token JTI=new"},

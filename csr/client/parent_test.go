@@ -21,6 +21,7 @@ import (
 	"github.com/chancery-project/chancery/ca/parent/parenttest"
 	"github.com/chancery-project/chancery/ca/parent/renewal"
 	"github.com/chancery-project/chancery/csr/client"
+	"github.com/chancery-project/chancery/csr/client/source"
 	"github.com/chancery-project/chancery/trust"
 )
 
@@ -95,7 +96,7 @@ func TestParentContract(t *testing.T) {
 		roots := filepath.Join(t.TempDir(), "roots.pem")
 		(&world{t: t}).write(roots, trust.EncodeCertificates(p.World.Root.Cert))
 		return client.NewParent(client.Config{
-			Servers: []string{addr}, Domain: p.World.Domain, Roots: client.RootsFile(roots), Cluster: "east", TTL: parenttest.Lifetime,
+			Servers: []string{addr}, Domain: p.World.Domain, Roots: source.RootsFile(roots), Cluster: "east", TTL: parenttest.Lifetime,
 			Token: func(context.Context) (string, error) { return bearer, nil },
 		})
 	}})

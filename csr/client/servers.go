@@ -44,23 +44,37 @@ func (o *over) Unwrap() error { return o.error }
 // ready or stops. What it refuses for any other reason is an answer; the others would say the same. A call that got no answer
 // may have been worked on: then there are two certificates for one key, both of them logged, and the first is used by nobody.
 func (c *Client) ask(ctx context.Context, do func(context.Context, *grpc.ClientConn, turn) error) error {
-	own := c.valid()
-	token, err := c.token(ctx, own != nil)
+	ctx, who, err := c.withCredentials(ctx)
 	if err != nil {
 		return err
 	}
-	if token != "" {
-		ctx = metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+token)
+	return c.askAll(ctx, who.own, do)
+}
+
+// withCredentials returns what a call goes by that begins now, and its context with what is sent along.
+func (c *Client) withCredentials(ctx context.Context) (context.Context, showing, error) {
+	who := showing{own: c.valid()}
+	var err error
+	if who.token, err = c.token(ctx, who.own != nil); err != nil {
+		return nil, showing{}, err
+	}
+	if who.token != "" {
+		ctx = metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+who.token)
 	}
 	if c.config.Cluster != "" {
 		ctx = metadata.AppendToOutgoingContext(ctx, "clusterid", c.config.Cluster)
 	}
+	return ctx, who, nil
+}
+
+// askAll is ask with the credentials of a moment.
+func (c *Client) askAll(ctx context.Context, own *trust.Identity, do func(context.Context, *grpc.ClientConn, turn) error) error {
 	all, failed := c.servers.Find(ctx)
 	if len(all) == 0 {
 		return failed
 	}
 	for i, a := range all {
-		err := c.try(ctx, a, own, turn{last: i == len(all)-1, left: len(all) - i, all: len(all)}, do)
+		err := c.try(ctx, a, own, turn{to: a, last: i == len(all)-1, left: len(all) - i, all: len(all)}, do)
 		c.servers.Note(a, avoids(err))
 		if err == nil || !elsewhere(err) {
 			return err
@@ -75,6 +89,7 @@ func (c *Client) ask(ctx context.Context, do func(context.Context, *grpc.ClientC
 
 // turn is the place of a server in a call.
 type turn struct {
+	to   servers.Address
 	last bool
 	left int // servers that were not tried, this one included
 	all  int // servers

@@ -192,7 +192,9 @@ func (c *Client) follow(ctx context.Context, conn *grpc.ClientConn, s SyncConfig
 				silence.Stop()
 				connected.Inc()
 				defer connected.Dec()
+				defer c.join(&synced{t.to, t.all == 1, conn})()
 			}
+			c.seeReissue(u.GetReissue())
 			c.seeCheckpoints(u.GetCheckpoints(), w.known)
 			c.seeMark(u.GetDocumentMark())
 			w.take(u)

@@ -133,6 +133,9 @@ func (k *key) note(n *board.Note, ahead bool) {
 	if ahead {
 		k.time(n.Evidence.Ahead, 1)
 	}
+	if k.bool(n.Evidence.Lost.IsZero()); !n.Evidence.Lost.IsZero() {
+		k.time(n.Evidence.Lost, 0)
+	}
 	for _, b := range n.Evidence.Behind {
 		k.byte(byte(b.Consumer))
 		k.time(b.Until, 0)

@@ -174,26 +174,46 @@ func (v *view) consumers() Gate {
 	g.Have = g.Want - n
 	g.Waiting = append(g.Waiting, v.words(behind)...)
 	g.Passed = !silent && n == 0 && len(v.d.Live()) > 0
+	for _, n := range v.voices() { // those whom nobody can name count as well (decision D2)
+		if until := n.Evidence.Lost.Add(skew); !n.Evidence.Lost.IsZero() && v.now.Before(until) {
+			g.Passed = false
+			g.Waiting = append(g.Waiting, fmt.Sprintf("replica %s was killed, or had no room: whom it served then counts until %s", n.Replica, stamp(n.Evidence.Lost)))
+			if !silent {
+				g.Until = later(g.Until, until)
+			}
+		}
+	}
 	return g
 }
 
-// behind joins the sets of those notes that vouch.
+// behind joins the sets of those notes that vouch. Nobody is settled elsewhere who is connected to a live replica and says itself that
+// it is behind: what the others have of it is older.
 func (v *view) behind() map[uint64]board.Behind {
-	all := map[uint64]board.Behind{}
+	all, here := map[uint64]board.Behind{}, map[uint64]bool{}
 	voices := v.voices()
 	for _, n := range voices {
 		for _, b := range n.Evidence.Behind {
-			if have, is := all[b.Consumer]; v.now.Before(b.Until.Add(skew)) && (!is || b.Until.After(have.Until)) {
+			if !v.now.Before(b.Until.Add(skew)) {
+				continue
+			}
+			here[b.Consumer] = here[b.Consumer] || b.Here && v.lives(n.Replica)
+			if have, is := all[b.Consumer]; !is || b.Until.After(have.Until) {
 				all[b.Consumer] = b
 			}
 		}
 	}
 	for _, n := range voices {
 		for _, c := range n.Evidence.Settled {
-			delete(all, c)
+			if !here[c] {
+				delete(all, c)
+			}
 		}
 	}
 	return all
+}
+
+func (v *view) lives(replica string) bool {
+	return slices.ContainsFunc(v.d.Live(), func(l document.LogState) bool { return l.Replica == replica })
 }
 
 // voices returns the notes that vouch, of replicas that are listed.
@@ -305,7 +325,7 @@ func (v *view) straggles(dead *document.LogState, followed bool) (until time.Tim
 	case n == nil:
 		return later(at.Add(v.e.LeafTTL+skew), woken), "it left no note, and certificates of it may be valid"
 	}
-	return later(n.Evidence.Ahead.Add(skew), woken), "certificates of it that nobody else knows may be valid"
+	return later(n.Evidence.Stragglers(v.goal).Add(skew), woken), "certificates of it that nobody else knows may be valid"
 }
 
 // wait keeps the root until nothing is valid that a server may have signed under it which the store did not confirm (decision D4).

@@ -133,7 +133,7 @@ func mutants() []mutant {
 			}
 		}), dies},
 		{"a consumer that nobody knows counts as acknowledged (D1)", notes(func(_ *document.Document, n *board.Note, _, _ bool, _ time.Time) {
-			n.Evidence.Behind = slices.DeleteFunc(n.Evidence.Behind, func(b board.Behind) bool { return b.Consumer >= 100 })
+			n.Evidence.Lost = time.Time{}
 		}), dies},
 		{"a server settles by what it learnt in a phase before (D2)", rules{settles: true}, client},
 		{"a consumer stops to count before its certificate ends (D1)", notes(func(_ *document.Document, n *board.Note, _, _ bool, now time.Time) {

@@ -221,3 +221,28 @@ func TestAnIssuerThatEndsSoonIsFollowedWithoutEvidence(t *testing.T) {
 		t.Fatalf("%s, %v, %+v", phaseOf(next), actions, r)
 	}
 }
+
+// TestD2SettledIsOlderThanWhoIsHere: a consumer that is connected to a live replica and says that it is behind is not settled by what
+// another replica heard of it before; once the replica is declared dead, it is.
+func TestD2SettledIsOlderThanWhoIsHere(t *testing.T) {
+	now := epoch.Add(time.Hour)
+	goal := document.Goal{Generation: 2}
+	d := document.New()
+	d.Logs = []document.LogState{{ID: 1 << 24, Replica: "a"}, {ID: 1<<24 + 1, Replica: "b"}}
+	d.State(td).Rotation = &document.Rotation{ID: "r", Kind: document.KindIssuer, Phase: document.PhaseDistribute, Version: 1, Generation: 2}
+	behind := board.Behind{Consumer: 7, Until: now.Add(time.Hour), Here: true}
+	e := Evidence{Notes: []board.Note{
+		{Replica: "a", Acknowledged: 1, Evidence: board.Evidence{Goal: goal, Behind: []board.Behind{behind}}},
+		{Replica: "b", Acknowledged: 1, Evidence: board.Evidence{Goal: goal, Settled: []uint64{7}}},
+	}}
+	waits := func() int { return len(look(d, td, e, now).behind()) }
+	if n := waits(); n != 1 {
+		t.Errorf("%d are behind, want the one that says so", n)
+	}
+	if _, err := d.Forget("a", now); err != nil {
+		t.Fatal(err)
+	}
+	if n := waits(); n != 0 {
+		t.Errorf("%d are behind by the word of the dead, though another heard that they are not", n)
+	}
+}

@@ -212,7 +212,7 @@ func (w *world) writeNote(s *state, i int) {
 		}
 	}
 	if v.lost > 0 && v.lost >= s.now && !goal.IsZero() {
-		n.Evidence.Behind = append(n.Evidence.Behind, board.Behind{Consumer: uint64(100 + i), Until: at(v.lost)})
+		n.Evidence.Lost = at(v.lost)
 	}
 	s.notes[i] = n
 }
@@ -571,7 +571,7 @@ func (w *world) shown(s *state) {
 }
 
 func equalNotes(a, b *board.Note) bool {
-	return a != nil && a.Acknowledged == b.Acknowledged && a.Evidence.Goal.Equal(b.Evidence.Goal) && a.Evidence.Ahead.Equal(b.Evidence.Ahead) &&
+	return a != nil && a.Acknowledged == b.Acknowledged && a.Evidence.Goal.Equal(b.Evidence.Goal) && a.Evidence.Ahead.Equal(b.Evidence.Ahead) && a.Evidence.Lost.Equal(b.Evidence.Lost) &&
 		slices.Equal(a.Evidence.Behind, b.Evidence.Behind) && slices.Equal(a.Evidence.Settled, b.Evidence.Settled)
 }
 

@@ -73,7 +73,7 @@ var arrows = map[string][]string{
 	"sds":    {"ca", "policy", "trust", "api"},
 	"proxy":  {"ca", "policy", "trust", "api"},
 	"cmd":    {"csr", "sds", "rotate", "proxy", "ca", "policy", "trust", "api"},
-	"test":   {"csr", "sds", "rotate", "proxy", "ca", "policy", "trust", "api"},
+	"test":   {"cmd", "csr", "sds", "rotate", "proxy", "ca", "policy", "trust", "api"},
 }
 
 func allowed(from, to string) bool {

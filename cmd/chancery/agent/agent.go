@@ -12,6 +12,7 @@ import (
 	"github.com/chancery-project/chancery/cmd/chancery/process"
 	"github.com/chancery-project/chancery/csr/client"
 	"github.com/chancery-project/chancery/csr/client/anchor"
+	"github.com/chancery-project/chancery/csr/client/source"
 	"github.com/chancery-project/chancery/sds"
 	"github.com/chancery-project/chancery/sds/consumers"
 )
@@ -55,7 +56,7 @@ func serve(ctx context.Context, s *Settings, logger *slog.Logger) error {
 	var server *sds.Server
 	keeper := NewKeeper(KeeperConfig{
 		Client: client.Config{
-			Servers: s.Addresses(), Domain: s.id.Domain(), Roots: client.RootsFile(s.ServerRoots), Token: client.TokenFile(s.TokenFile),
+			Servers: s.Addresses(), Domain: s.id.Domain(), Roots: source.RootsFile(s.ServerRoots), Token: source.TokenFile(s.TokenFile),
 			Cluster: s.Cluster, ID: s.id, TTL: s.ttl, Metrics: client.NewMetrics(registry), Anchor: kept, RootsAt: "serverRoots, " + s.ServerRoots,
 		},
 		Logger: logger, Observe: CountRenewals(registry), NotEnforcing: func() []string { return NotEnforcing(server.Streams()) }, Table: table,

@@ -114,23 +114,26 @@ func newFleet(t *testing.T, n int) *fleet {
 	f.issuer = f.newIssuer(made.IssuerKey, made.Issuer, log)
 	key := must(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))
 	signer := must(jose.NewSigner(jose.SigningKey{Algorithm: jose.ES256, Key: jose.JSONWebKey{Key: key, KeyID: "k"}}, nil))
-	f.token = func(node, account int) string {
-		now := time.Now()
-		payload := must(json.Marshal(map[string]any{
-			"iss": "https://k8s.test", "sub": fmt.Sprint("system:serviceaccount:foo:web-", account), "aud": "chancery", "jti": fmt.Sprint(account),
-			"iat": now.Add(-time.Minute).Unix(), "exp": now.Add(time.Hour).Unix(),
-			"kubernetes.io": map[string]any{
-				"namespace": "foo", "serviceaccount": map[string]string{"name": fmt.Sprint("web-", account)},
-				"node": map[string]string{"name": fmt.Sprint("node-", node)}, "pod": map[string]string{"name": "p", "uid": fmt.Sprint("uid-", account)},
-			},
-		}))
-		return must(must(signer.Sign(payload)).CompactSerialize())
-	}
+	f.token = func(node, account int) string { return token(signer, node, account) }
 	f.start(dir, n, map[string][]byte{
 		"issuer.key": must(x509.MarshalPKCS8PrivateKey(made.IssuerKey)), "issuer": made.Issuer.Raw, "root": made.Root.Raw,
 		"jwks.json": must(json.Marshal(jose.JSONWebKeySet{Keys: []jose.JSONWebKey{{KeyID: "k", Key: key.Public(), Use: "sig"}}})),
 	})
 	return f
+}
+
+// token is that of a pod, whose service account is its own.
+func token(signer jose.Signer, node, account int) string {
+	now := time.Now()
+	payload := must(json.Marshal(map[string]any{
+		"iss": "https://k8s.test", "sub": fmt.Sprint("system:serviceaccount:foo:web-", account), "aud": "chancery", "jti": fmt.Sprint(account),
+		"iat": now.Add(-time.Minute).Unix(), "exp": now.Add(time.Hour).Unix(),
+		"kubernetes.io": map[string]any{
+			"namespace": "foo", "serviceaccount": map[string]string{"name": fmt.Sprint("web-", account)},
+			"node": map[string]string{"name": fmt.Sprint("node-", node)}, "pod": map[string]string{"name": "p", "uid": fmt.Sprint("uid-", account)},
+		},
+	}))
+	return must(must(signer.Sign(payload)).CompactSerialize())
 }
 
 func (f *fleet) newIssuer(key crypto.Signer, cert *x509.Certificate, log *audit.Log) *ca.Issuer {

@@ -23,7 +23,7 @@ import (
 	"github.com/chancery-project/chancery/ca/checkup"
 	"github.com/chancery-project/chancery/cmd/chancery/agent"
 	"github.com/chancery-project/chancery/cmd/chancery/status"
-	"github.com/chancery-project/chancery/csr/client"
+	"github.com/chancery-project/chancery/csr/client/source"
 	"github.com/chancery-project/chancery/trust"
 )
 
@@ -116,7 +116,7 @@ func claimsOf(token string) (*claims, error) {
 
 func (e *agentExam) checkToken(ctx context.Context) {
 	subject := "token " + e.agent.TokenFile
-	token, err := client.TokenFile(e.agent.TokenFile)(ctx)
+	token, err := source.TokenFile(e.agent.TokenFile)(ctx)
 	if errors.Is(err, fs.ErrPermission) {
 		e.unchecked(subject, err)
 		return
@@ -159,7 +159,7 @@ func judgeToken(subject string, c *claims, id trust.ID, now time.Time) (all []ch
 // checkServer looks whether the servers prove to be those that the agent would talk to. One of several that cannot be reached
 // is a warning: the agent asks another.
 func (e *agentExam) checkServer(ctx context.Context) {
-	roots, err := client.RootsFile(e.agent.ServerRoots)()
+	roots, err := source.RootsFile(e.agent.ServerRoots)()
 	subject := "roots " + e.agent.ServerRoots
 	if errors.Is(err, fs.ErrPermission) {
 		e.unchecked(subject, err)

@@ -165,6 +165,13 @@ func (s *Servers) Note(a Address, bad bool) {
 	}
 }
 
+// Avoids reports whether a server comes last for a while.
+func (s *Servers) Avoids(a Address) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return time.Now().Before(s.avoid[a.Addr])
+}
+
 // Failure is what one server said, or did not.
 type Failure struct {
 	Who string

@@ -30,6 +30,8 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	securityv1alpha1 "istio.io/api/security/v1alpha1"
+
+	"github.com/chancery-project/chancery/test/bench/parts"
 )
 
 const (
@@ -179,7 +181,7 @@ func (f *floor) authenticate(ctx context.Context) (*url.URL, error) {
 	if err := token.Claims(key, &claims); err != nil {
 		return nil, errors.New("bad signature")
 	}
-	expected := jwt.Expected{Issuer: tokenIssuer, AnyAudience: jwt.Audience{tokenAudience}, Time: time.Now()}
+	expected := jwt.Expected{Issuer: parts.TokenIssuer, AnyAudience: jwt.Audience{parts.TokenAudience}, Time: time.Now()}
 	if err := claims.ValidateWithLeeway(expected, 0); err != nil || claims.Expiry == nil {
 		return nil, errors.New("claims do not hold")
 	}
@@ -188,7 +190,7 @@ func (f *floor) authenticate(ctx context.Context) (*url.URL, error) {
 	if !ok || !both {
 		return nil, errors.New("not a service account")
 	}
-	return &url.URL{Scheme: "spiffe", Host: trustDomain, Path: "/ns/" + namespace + "/sa/" + name}, nil
+	return &url.URL{Scheme: "spiffe", Host: parts.TrustDomain, Path: "/ns/" + namespace + "/sa/" + name}, nil
 }
 
 // publicKey takes the key out of a request that proves possession of it.

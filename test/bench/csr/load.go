@@ -102,7 +102,7 @@ func (l *load) slice(ctx context.Context, duration time.Duration, t *target) (sl
 	}
 	t.succeeded += len(result.latencies)
 	for _, p := range t.processes() {
-		if err := p.ended(); err != nil {
+		if err := p.Ended(); err != nil {
 			return sliceResult{}, fmt.Errorf("measuring %s: %w", t.name, err)
 		}
 	}

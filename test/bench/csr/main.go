@@ -33,7 +33,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/exec"
 	"os/signal"
 	"path/filepath"
 	"slices"
@@ -41,6 +40,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/chancery-project/chancery/test/bench/parts"
 )
 
 // turns is the number of measured slices, half of them for each server.
@@ -127,7 +128,7 @@ func run(ctx context.Context, args []string, stdout io.Writer) error {
 		return report(stdout, c.name(), load, floor, nil)
 	}
 
-	binary, err := chanceryBinary(ctx, dir)
+	binary, err := parts.Binary(ctx, dir)
 	if err != nil {
 		return err
 	}
@@ -151,20 +152,6 @@ func run(ctx context.Context, args []string, stdout io.Writer) error {
 		reportAudit(stdout, dir, server.succeeded),
 		reportMemory(ctx, stdout, binary, dir, server, idle),
 	)
-}
-
-// chanceryBinary is the program under test: CHANCERY_BIN if set, else built from this module.
-func chanceryBinary(ctx context.Context, dir string) (string, error) {
-	if binary := os.Getenv("CHANCERY_BIN"); binary != "" {
-		return filepath.Abs(binary)
-	}
-	binary := filepath.Join(dir, "chancery")
-	build := exec.CommandContext(ctx, "go", "build", "-o", binary, "github.com/chancery-project/chancery/cmd/chancery")
-	build.Stderr = os.Stderr
-	if err := build.Run(); err != nil {
-		return "", fmt.Errorf("building chancery: %w", err)
-	}
-	return binary, nil
 }
 
 // name is what the result lines begin with.

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/chancery-project/chancery/ca/store/postgres/pgtest"
+	"github.com/chancery-project/chancery/test/bench/parts"
 )
 
 // runTwo measures what a second server is worth: two servers on one PostgreSQL, and load on one of them or on both in turns.
@@ -24,7 +25,7 @@ func runTwo(ctx context.Context, stdout io.Writer, c config, dir string, request
 		return err
 	}
 	defer database.Remove()
-	binary, err := chanceryBinary(ctx, dir)
+	binary, err := parts.Binary(ctx, dir)
 	if err != nil {
 		return err
 	}
@@ -78,12 +79,12 @@ func startReplica(ctx context.Context, binary, dir string, database *pgtest.Clus
 	}
 	state := fmt.Sprintf("postgres: {url: %q}, sealingKey: %s, replica: server-%d", database.URL("postgres", pgtest.Admin), filepath.Join(dir, "state.key"), n)
 	path := filepath.Join(own, "server.yaml")
-	if err := os.WriteFile(path, fmt.Appendf(nil, serverConfig, state, filepath.Join(dir, "jwks.json")), 0o600); err != nil {
+	if err := os.WriteFile(path, fmt.Appendf(nil, parts.ServerConfig, state, filepath.Join(dir, "jwks.json")), 0o600); err != nil {
 		return nil, fmt.Errorf("writing server config: %w", err)
 	}
 	roots := filepath.Join(own, "roots.pem")
 	if n == 0 {
-		if err := makeAuthority(ctx, binary, path); err != nil {
+		if err := parts.MakeAuthority(ctx, binary, path); err != nil {
 			return nil, err
 		}
 	} else if err := os.Link(filepath.Join(dir, "server-0", "roots.pem"), roots); err != nil && !errors.Is(err, os.ErrExist) {

@@ -20,6 +20,7 @@ import (
 
 	"github.com/chancery-project/chancery/ca/issuelog"
 	"github.com/chancery-project/chancery/ca/issuelog/issuelogtest"
+	"github.com/chancery-project/chancery/test/bench/parts"
 )
 
 // Targets of DESIGN.md.
@@ -50,7 +51,7 @@ func run(ctx context.Context, args []string, stdout io.Writer) error {
 		return fmt.Errorf("making temporary directory: %w", err)
 	}
 	defer os.RemoveAll(dir)
-	binary, err := chanceryBinary(ctx, dir)
+	binary, err := parts.Binary(ctx, dir)
 	if err != nil {
 		return err
 	}
@@ -102,18 +103,4 @@ func build(ctx context.Context, dir string, pairs int) error {
 		}
 	}
 	return errors.Join(l.Close(), ctx.Err())
-}
-
-// chanceryBinary is the program under test: CHANCERY_BIN if set, else built from this module.
-func chanceryBinary(ctx context.Context, dir string) (string, error) {
-	if binary := os.Getenv("CHANCERY_BIN"); binary != "" {
-		return filepath.Abs(binary)
-	}
-	binary := filepath.Join(dir, "chancery")
-	build := exec.CommandContext(ctx, "go", "build", "-o", binary, "github.com/chancery-project/chancery/cmd/chancery")
-	build.Stderr = os.Stderr
-	if err := build.Run(); err != nil {
-		return "", fmt.Errorf("building chancery: %w", err)
-	}
-	return binary, nil
 }

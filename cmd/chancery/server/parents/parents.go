@@ -23,6 +23,7 @@ import (
 	"github.com/chancery-project/chancery/cmd/chancery/process"
 	"github.com/chancery-project/chancery/csr"
 	"github.com/chancery-project/chancery/csr/client"
+	"github.com/chancery-project/chancery/csr/client/source"
 	"github.com/chancery-project/chancery/csr/issuers"
 	"github.com/chancery-project/chancery/trust"
 )
@@ -95,8 +96,8 @@ func (p *Place) open(e Env) (renewal.Parent, error) {
 		return parentfiles.New(cfg), nil
 	case "chancery":
 		return client.NewParent(client.Config{
-			Servers: []string{c.Chancery.Server}, Domain: e.Domain, Roots: client.RootsFile(c.Chancery.ServerRoots),
-			Token: client.TokenFile(c.Chancery.TokenFile), Cluster: c.Chancery.Cluster, TTL: p.lifetime,
+			Servers: []string{c.Chancery.Server}, Domain: e.Domain, Roots: source.RootsFile(c.Chancery.ServerRoots),
+			Token: source.TokenFile(c.Chancery.TokenFile), Cluster: c.Chancery.Cluster, TTL: p.lifetime,
 		}), nil
 	case "certManager":
 		api, err := kube.Config(c.CertManager.Kubeconfig)

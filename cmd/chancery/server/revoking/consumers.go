@@ -15,8 +15,9 @@ import (
 
 // This file is about the consumers of this server: what it knows of them goes into its note, and they hear that they should leave an issuer.
 
-// reissueRate is how many SVIDs a second this server gives its agents when all of them are to be replaced: it leaves room for new pods.
-const reissueRate = 500
+// reissueRate is how many SVIDs a second this server gives its agents when all of them are to be replaced: 500, with what it takes until
+// the first and from the last. It leaves room for new pods.
+const reissueRate = 600
 
 // Consumers returns what is known of those who have certificates of this server.
 func (d Desk) Consumers() *evidence.Ledger { return d.ledger }

@@ -197,12 +197,15 @@ func (d Desk) signAnew() {
 func (d Desk) tell(signed *chanceryv1.SignedBundle) {
 	l := d.told.lists
 	d.told.signature = signed.GetSignature()
-	m := &chanceryv1.SyncUpdate{Bundle: answers.Roots(l.Bundle), SignedBundle: signed, Crls: l.CRLs, Issuers: l.Issuers}
+	m := &chanceryv1.SyncUpdate{Bundle: answers.Roots(l.Bundle), SignedBundle: signed, Crls: inOrder(l.CRLs), Issuers: inOrder(l.Issuers)}
 	m.Reissue = d.reissue(l.Leave)
 	if err := d.hub.Publish(m); err != nil { // a fault of ours
 		d.config.Logger.Error("agents are not told of roots and CRLs", "reason", err.Error())
 	}
 }
+
+// inOrder sorts, so that the same is the same whichever issuer signs: it need not be sent again then.
+func inOrder(all [][]byte) [][]byte { return slices.SortedFunc(slices.Values(all), bytes.Compare) }
 
 // announce returns once the agents that are connected have the CRL of an issuer that waits to sign: without it they would refuse its
 // leaves. Of agents elsewhere their replicas know: each of those that live has to say that it has published that CRL, and that it can

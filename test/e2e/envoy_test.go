@@ -356,7 +356,7 @@ static_resources:
               domains: ["*"]
               request_headers_to_add: [{header: {key: x-client-serial, value: "%DOWNSTREAM_PEER_SERIAL%"}, append_action: OVERWRITE_IF_EXISTS_OR_ADD}]
               response_headers_to_add: [{header: {key: x-client-serial, value: "%DOWNSTREAM_PEER_SERIAL%"}, append_action: OVERWRITE_IF_EXISTS_OR_ADD}]
-              routes: [{match: {prefix: /}, route: {cluster: echo}}]
+              routes: [{match: {prefix: /}, route: {cluster: echo, timeout: 0s}}]
   clusters:
   - name: echo
     type: STATIC
@@ -392,8 +392,8 @@ static_resources:
               domains: ["*"]
               response_headers_to_add: [{header: {key: x-server-cert, value: "%UPSTREAM_PEER_CERT%"}, append_action: OVERWRITE_IF_EXISTS_OR_ADD}]
               routes:
-              - {match: {prefix: /, headers: [{name: x-fresh, string_match: {exact: "1"}}]}, route: {cluster: fresh}}
-              - {match: {prefix: /}, route: {cluster: kept}}
+              - {match: {prefix: /, headers: [{name: x-fresh, string_match: {exact: "1"}}]}, route: {cluster: fresh, timeout: 0s}}
+              - {match: {prefix: /}, route: {cluster: kept, timeout: 0s}}
   clusters:
   - name: kept
     {{- with .MaxRequests}}

@@ -68,7 +68,7 @@ func TestRingSoak(t *testing.T) {
 
 // rotationLimit is how long a rotation may take: the leaves that a killed server may have given must end, and it announced them two
 // minutes ahead.
-const rotationLimit = 5 * time.Minute
+const rotationLimit = 10 * time.Minute
 
 // rotatesRoot: a root rotation from end to end.
 func rotatesRoot(r *ring) {

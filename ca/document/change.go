@@ -93,7 +93,7 @@ func (s *DomainState) clone() *DomainState {
 		return nil
 	}
 	n := *s
-	n.Authorities = slices.Clone(s.Authorities)
+	n.Authorities, n.Below = slices.Clone(s.Authorities), slices.Clone(s.Below)
 	for i := range n.Authorities {
 		a := &n.Authorities[i]
 		a.Retired, a.Tainted = clone(a.Retired), clone(a.Tainted)

@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/chancery-project/chancery/ca"
+	"github.com/chancery-project/chancery/ca/document/below"
 	"github.com/chancery-project/chancery/ca/document/strict"
 	"github.com/chancery-project/chancery/ca/keys"
 	"github.com/chancery-project/chancery/ca/store"
@@ -56,6 +57,7 @@ type DomainState struct {
 	Past        []PastRotation   `json:"past,omitempty"`      // that have ended, the newest first
 	BundleKey   *BundleKey       `json:"bundleKey,omitempty"` // signs what agents are told of roots; nil: not made yet
 	TaintedAt   uint64           `json:"taintedAt,omitempty"` // version that last tainted an authority; see NoteTaints
+	Below       []below.Issuers  `json:"below,omitempty"`     // of servers below
 }
 
 // LogState is a replica, and names its log.

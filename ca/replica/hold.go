@@ -66,6 +66,8 @@ type Hold struct {
 	told     atomic.Pointer[told]
 	lease    atomic.Pointer[lease]
 	logID    atomic.Uint32
+	beat     atomic.Int64  // when this process was last known to run, and
+	woke     atomic.Int64  // since when it has slept and not asked the store; 0: it did not. In Unix nanoseconds; see awake
 	changed  chan struct{} // see Changed
 	wake     chan struct{} // see Wake
 	driving  chan struct{} // see Driving
@@ -333,10 +335,11 @@ func (h *Hold) write(ctx context.Context, next *document.Document, quiet bool) e
 	}
 	timed, cancel := context.WithTimeout(lasts, writeTimeout)
 	defer cancel()
+	begun := time.Now()
 	err = h.config.Store.Replace(timed, h.snapshot.Load().Version, next.Version, data)
 	if err == nil {
 		h.adopt(ctx, next, data, quiet)
-		h.confirm(nil, false)
+		h.confirm(begun, nil, false)
 		return nil
 	}
 	if failed := h.reload(lasts); failed != nil {
@@ -379,6 +382,7 @@ func signal(c chan struct{}) {
 func (h *Hold) reload(ctx context.Context) error {
 	timed, cancel := context.WithTimeout(ctx, loadTimeout)
 	defer cancel()
+	begun := time.Now()
 	data, version, err := h.config.Store.Load(timed)
 	if ctx.Err() != nil && err != nil {
 		return err // the server stops: that says nothing of the store
@@ -388,10 +392,10 @@ func (h *Hold) reload(ctx context.Context) error {
 	if answered {
 		next, err = h.newer(data, version)
 	}
-	h.confirm(err, answered)
 	if err == nil && next != nil {
 		h.adopt(ctx, next, data, false)
 	}
+	h.confirm(begun, err, answered)
 	return err
 }
 
@@ -432,9 +436,10 @@ func rolledBack(format string, args ...any) error {
 		"if the copy is to stand, `chancery state import` issues it again, above all that was seen", ErrRolledBack, fmt.Sprintf(format, args...))
 }
 
-// confirm notes what a look at the store gave. A store that is away for a moment is a warning: nobody has to do anything. One that stays
+// confirm notes what a look at the store gave that began at a time. A store that is away for a moment is a warning: nobody has to do anything. One that stays
 // away is an error, as is at once what the store answered and we refuse.
-func (h *Hold) confirm(err error, answered bool) {
+func (h *Hold) confirm(begun time.Time, err error, answered bool) {
+	defer h.asked(begun) // what is signed from then on is by what it gave
 	was := h.fresh.Load()
 	now := &freshness{confirmed: was.confirmed, why: err, back: was.back, loud: was.loud && err != nil}
 	level := slog.LevelWarn
@@ -442,7 +447,7 @@ func (h *Hold) confirm(err error, answered bool) {
 		now.back = err
 	}
 	if err == nil {
-		now.confirmed, now.back = time.Now(), nil
+		now.confirmed, now.back = begun, nil
 	} else if answered || time.Since(now.confirmed) > downAfter {
 		level = slog.LevelError
 	}

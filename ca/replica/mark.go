@@ -224,8 +224,11 @@ func (h *Hold) CheckMark(version, tainted uint64, mac []byte) error {
 var ErrTainted = errors.New("an authority was tainted, and this server does not know yet which one")
 
 // MaySign returns an error if this replica was told of a taint that its document does not have: what it would sign with may be just
-// that (decision D4). It is over once it has that document, and not before.
+// that (decision D4); also while it has slept and not asked the store since. It is over once it has that document, and not before.
 func (h *Hold) MaySign() error {
+	if err := h.awake(time.Now()); err != nil {
+		return err
+	}
 	t := h.told.Load()
 	if t == nil {
 		return nil

@@ -33,6 +33,7 @@ type lease struct {
 func (h *Hold) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	wg.Go(func() { h.keepLease(ctx) })
+	wg.Go(func() { h.keepPulse(ctx) })
 	for {
 		timer := time.NewTimer(about(pollEvery))
 		select {

@@ -29,7 +29,7 @@ func (c *Cache) Of(i *ca.Issuer, l *evidence.Ledger) *Chains {
 	if r := c.p.Load(); r != nil && r.issuer == i {
 		return r
 	}
-	r := &Chains{issuer: i, ski: i.SKI(), calls: l.Calls(i.SKI()), bundle: Roots(i.Bundle())}
+	r := &Chains{issuer: i, ski: i.SKI(), calls: l.Calls(i.SKI(), i.Bundle().Generation()), bundle: Roots(i.Bundle())}
 	for _, x := range i.Chain() {
 		r.pem = append(r.pem, string(trust.EncodeCertificates(x)))
 		r.der = append(r.der, x.Raw)

@@ -40,7 +40,7 @@ func FuzzSay(f *testing.F) {
 // BenchmarkAnswer measures what the ledger adds to each certificate.
 func BenchmarkAnswer(b *testing.B) {
 	l := evidence.New(evidence.Config{MaxLife: time.Hour})
-	calls := l.Calls(i1)
+	calls := l.Calls(i1, 1)
 	x := leaf(i1, 1, time.Hour)
 	var pods []evidence.Client
 	for i := range 1000 {

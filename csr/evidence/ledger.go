@@ -50,7 +50,7 @@ type Ledger struct {
 	life   atomic.Int64 // the longest life of a certificate
 	dirty  atomic.Bool  // the sets may have changed
 	closed atomic.Bool  // nothing is signed any more
-	calls  sync.Map     // of *Calls, by issuer
+	calls  sync.Map     // of *Calls, by what they go by
 	// entering counts those who do not know yet to which of these they belong.
 	entering atomic.Int64
 	names    *rate.Sometimes

@@ -26,7 +26,7 @@ const (
 	cutOff = 10 * time.Second
 )
 
-// Calls counts the calls that may sign with one issuer at this moment.
+// Calls counts the calls that may sign with one issuer, and answer with one generation of the bundle, at this moment.
 type Calls struct{ n atomic.Int64 }
 
 // Leave ends what Enter began, once all that was given is noted.
@@ -55,12 +55,18 @@ func (l *Ledger) settle() bool {
 	return false
 }
 
-// Calls returns the counter of an issuer, named in hex.
-func (l *Ledger) Calls(issuer string) *Calls {
-	if c, ok := l.calls.Load(issuer); ok {
+// by is what a call goes by.
+type by struct {
+	issuer     string
+	generation uint64
+}
+
+// Calls returns the counter of an issuer, named in hex, with a generation of the bundle.
+func (l *Ledger) Calls(issuer string, generation uint64) *Calls {
+	if c, ok := l.calls.Load(by{issuer, generation}); ok {
 		return c.(*Calls)
 	}
-	c, _ := l.calls.LoadOrStore(issuer, new(Calls))
+	c, _ := l.calls.LoadOrStore(by{issuer, generation}, new(Calls))
 	return c.(*Calls)
 }
 

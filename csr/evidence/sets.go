@@ -212,7 +212,7 @@ func (l *Ledger) drop(s *shard, consumer uint64, e *entry, a *aim) {
 
 // others adds what is no consumer with an entry: answers under way, and the server's own certificate. Caller holds mu.
 func (l *Ledger) others(out *sets, sample *[]board.Laggard, now time.Time) {
-	if len(l.goal.Leave) == 0 {
+	if l.goal.IsZero() {
 		return
 	}
 	add := func(name, what, why string, until time.Time) {
@@ -220,12 +220,16 @@ func (l *Ledger) others(out *sets, sample *[]board.Laggard, now time.Time) {
 		out.Behind = append(out.Behind, board.Behind{Consumer: c, Until: until.Truncate(time.Second).Add(time.Second).UTC()})
 		*sample = append([]board.Laggard{{Consumer: c, Name: name, Why: why}}, *sample...)
 	}
-	settled := l.settle()
-	for _, id := range l.goal.Leave {
-		if c, ok := l.calls.Load(id); ok && c.(*Calls).n.Load() > 0 || !settled {
-			add("certificates that are being signed", id, "by issuer "+id+", a moment ago", now.Add(l.config.MaxLife))
-		}
+	const what = "certificates that are being signed"
+	if !l.settle() {
+		add(what, "", "a moment ago", now.Add(l.config.MaxLife))
 	}
+	l.calls.Range(func(k, c any) bool {
+		if k := k.(by); c.(*Calls).n.Load() > 0 && (slices.Contains(l.goal.Leave, k.issuer) || k.generation < l.goal.Generation) {
+			add(what, fmt.Sprintf("%s %d", k.issuer, k.generation), fmt.Sprintf("by issuer %s, with generation %d of the bundle, a moment ago", k.issuer, k.generation), now.Add(l.config.MaxLife))
+		}
+		return true
+	})
 	if l.config.Own == nil {
 		return
 	}

@@ -7,6 +7,8 @@ import (
 
 	"github.com/chancery-project/chancery/ca/board"
 	"github.com/chancery-project/chancery/ca/document"
+	"github.com/chancery-project/chancery/ca/document/below"
+	"github.com/chancery-project/chancery/rotate/stages"
 )
 
 // Plan is what a rotation would do.
@@ -143,6 +145,11 @@ func (m *Manager) planNotes(doc *document.Document, kind document.AuthorityKind,
 	if kind == document.KindRoot || reason == document.ReasonCompromised {
 		add("the new root's key is a new one, kept apart from the old (%s); the old root's key is deleted when it retires", m.config.Authority.KeyPlace())
 		add("files with roots that agents are started with (serverRoots) should be written anew after the phase activate; agents that run need nothing")
+	}
+	if root, err := doc.Active(m.config.Domain, document.KindRoot); err == nil && (kind == document.KindRoot || reason == document.ReasonCompromised) {
+		for _, x := range below.Under(doc.Domains[m.config.Domain.String()].Below, root.ID, now) {
+			add("server below %s has an issuer under this root, and pins it: the gate %s waits until that has ended, at %s or, if it is renewed meanwhile, later", x.To, stages.GateIssuers, x.Until.UTC().Format(time.RFC3339))
+		}
 	}
 	if m.config.Blind != nil {
 		if blind := m.config.Blind(); len(blind) > 0 {

@@ -10,6 +10,7 @@ import (
 	"github.com/chancery-project/chancery/ca"
 	"github.com/chancery-project/chancery/ca/board"
 	"github.com/chancery-project/chancery/ca/document"
+	"github.com/chancery-project/chancery/ca/document/below"
 	"github.com/chancery-project/chancery/trust"
 )
 
@@ -22,6 +23,7 @@ const (
 	GateStragglers = "stragglers" // certificates have ended that replicas may have signed which nobody can ask any more
 	GateWait       = "wait"       // certificates have ended that servers which were cut off may have signed
 	GateFiles      = "files"      // plugged-in files have left the predecessor out
+	GateIssuers    = "issuers"    // issuers have ended that servers below have under the old root
 )
 
 // maxWaiting bounds the words of a gate.
@@ -53,11 +55,11 @@ func (v *view) gates() []Gate {
 	case document.PhasePrepare:
 		all = []Gate{v.successor()}
 	case document.PhaseDistribute:
-		all = []Gate{v.successor(), v.replicas(), v.consumers(), v.readers(), v.stragglers()}
+		all = []Gate{v.successor(), v.replicas(), v.consumers(), v.readers(), v.stragglers(), v.issuers()}
 	case document.PhaseActivate:
 		all = []Gate{v.successor(), v.replicas()}
 	case document.PhaseReissue:
-		all = []Gate{v.successor(), v.consumers(), v.stragglers(), v.wait(), v.files()}
+		all = []Gate{v.successor(), v.consumers(), v.stragglers(), v.wait(), v.files(), v.issuers()}
 	case document.PhaseRetire:
 		all = []Gate{v.replicas(), v.consumers(), v.stragglers()}
 	default: // of a version to come
@@ -352,6 +354,20 @@ func (v *view) files() Gate {
 	return g
 }
 
+// issuers waits for servers below. What they sign is worth nothing once the root above them has left; and what they serve knows their
+// roots alone, which are pinned there, so that it refuses what the successor signs. Neither is heard of here.
+func (v *view) issuers() Gate {
+	g := Gate{Name: GateIssuers}
+	for _, x := range below.Under(v.s.Below, v.r.FromRoot, v.now.Add(-skew)) {
+		g.Until = later(g.Until, x.Until.Add(skew))
+		g.Waiting = append(g.Waiting, fmt.Sprintf("server below %s has an issuer under root %s, which it pins, until %s", x.To, x.Root, stamp(x.Until)))
+	}
+	if len(g.Waiting) == 0 {
+		return Gate{}
+	}
+	return g
+}
+
 // Risk says what an admin risks who overrides a gate in a phase; empty where that cannot be.
 func Risk(p document.Phase, gate string) string {
 	retire := "some keep trusting the old root; nothing fails"
@@ -361,11 +377,13 @@ func Risk(p document.Phase, gate string) string {
 			GateConsumers:  "those that are behind refuse certificates under the new root, or issuer",
 			GateReaders:    "readers of roots that are behind refuse certificates under the new root",
 			GateStragglers: "those that only a dead server knew may refuse certificates under the new root, or issuer",
+			GateIssuers:    "what servers below serve refuses certificates under the new root, until they trust it",
 		},
 		document.PhaseActivate: {GateReplicas: "servers that are behind go on to sign under the old root, or issuer; their certificates are refused once that is retired"},
 		document.PhaseReissue: {
 			GateConsumers:  "those that are behind present certificates that everybody refuses from then on",
 			GateStragglers: "those that only a dead server knew may present certificates that everybody refuses from then on",
+			GateIssuers:    "what servers below have signed, and sign until they have another issuer, is refused by everybody from then on",
 		},
 		document.PhaseRetire: {GateReplicas: retire, GateConsumers: retire, GateStragglers: retire},
 	}[p][gate]

@@ -152,5 +152,5 @@ func Below(service *csr.Service, td trust.Domain, a *authority.Keeper, grants ma
 	if err := a.SignsIssuers(); err != nil {
 		return nil, fmt.Errorf("issuers: %w", err)
 	}
-	return []*grpc.ServiceDesc{issuers.Describe(service, issuers.Config{Domain: td, Grants: grants, Sign: a.SignIssuer})}, nil
+	return []*grpc.ServiceDesc{issuers.Describe(service, issuers.Config{Domain: td, Grants: grants, Sign: signer{td, a}.sign})}, nil
 }

@@ -61,7 +61,7 @@ func TestD1SilenceIsNoAcknowledgement(t *testing.T) {
 		r.expect("two have it", 2, 0)
 		sleep(time.Hour)
 		e = r.expect("the one that is gone has no certificate any more", 1, 0)
-		if !named(e, nameOf(4), "does not say") || r.words.count("silent until the last certificate ended") != 1 || r.words.count(nameOf(3)) != 1 {
+		if !named(e, nameOf(4), "does not say") || r.words.count("does not wait for it any more") != 1 || r.words.count(nameOf(3)) != 1 {
 			t.Errorf("left is %+v; logged was %q", e.Sample, r.words.all)
 		}
 		blind.Close()

@@ -17,14 +17,17 @@ const (
 	tick = time.Second
 	// again is how often that is done in any case, and how often agents are asked.
 	again = 10 * time.Second
-	// leeway is how far beyond the life of a certificate that begins now ends are announced: two beats of the board, so that one that
-	// fails holds up nobody.
-	leeway = 2 * board.Beat
+	// leastLeeway and mostLeeway bound leeway; the most are two beats of the board, so that one that fails holds up nobody.
+	leastLeeway, mostLeeway = 20 * time.Second, 2 * board.Beat
 	// patience is how long a certificate waits that ends later than was announced.
 	patience = 2 * time.Second
 	// cutOff is how long nobody waits after one has waited in vain.
 	cutOff = 10 * time.Second
 )
+
+// leeway is how far beyond the life of a certificate that begins now ends are announced. A rotation waits as much longer for a process
+// that was killed, so where lives are short it is, and notes are written more often.
+func (l *Ledger) leeway() time.Duration { return min(mostLeeway, max(leastLeeway, l.config.MaxLife)) }
 
 // Calls counts the calls that may sign with one issuer, and answer with one generation of the bundle, at this moment.
 type Calls struct{ n atomic.Int64 }
@@ -182,8 +185,8 @@ func (l *Ledger) take(now time.Time) bool {
 	switch {
 	case e.Ahead.IsZero(): // of a version that announced nothing
 		l.former.lost = l.start.Add(l.config.MaxLife + time.Minute)
-	case l.start.Sub(n.Seen) > leeway: // it may have gone on without the store, beyond what it had announced, if it had not just stopped
-		if span := min(e.Ahead.Sub(n.Seen), l.config.MaxLife+leeway); span > 0 {
+	case l.start.Sub(n.Seen) > l.leeway(): // it may have gone on without the store, beyond what it had announced, if it had not just stopped
+		if span := min(e.Ahead.Sub(n.Seen), l.config.MaxLife+l.leeway()); span > 0 {
 			l.former.ahead = l.start.Add(span)
 		}
 	}
@@ -205,7 +208,7 @@ func (l *Ledger) look(now time.Time) sets {
 
 // announce returns up to when certificates may end. It is moved in steps, so that a note is not new for it each time. Caller holds mu.
 func (l *Ledger) announce(now time.Time) time.Time {
-	next := now.Add(time.Duration(l.life.Load()) + leeway)
+	next := now.Add(time.Duration(l.life.Load()) + l.leeway())
 	if last := time.Unix(l.issued.Load(), 0); last.After(next) {
 		next = last
 	}
@@ -231,10 +234,15 @@ func (l *Ledger) post(now time.Time) {
 				e.Ahead = ahead
 			}
 		})
-		if b.Announced() < l.ahead.Add(-leeway).Unix() { // nothing was, for this process
+		if b.Announced() < l.ahead.Add(-l.leeway()).Unix() { // nothing was, for this process
 			b.Hurry()
 		}
 		return
+	}
+	if b.Announced() < now.Add(time.Duration(l.life.Load())+l.leeway()/2).Unix() { // before a certificate has to wait for it
+		ahead := l.announce(now)
+		b.Vouch(func(e *board.Evidence) { e.Ahead = ahead })
+		b.Hurry()
 	}
 	if !l.goal.IsZero() && l.dirty.Load() || now.Sub(l.made) >= again {
 		e, empty := l.look(now), false

@@ -204,7 +204,7 @@ func (l *Ledger) drop(s *shard, consumer uint64, e *entry, a *aim) {
 		before.now = 0
 		if e.judge(&before, false).behind {
 			l.names.Do(func() {
-				l.config.Logger.Warn("an agent was silent until the last certificate ended that it was given; it is not waited for any more", "agent", e.name)
+				l.config.Logger.Info("an agent has said nothing here until the last certificate ended that it was given by this server, which does not wait for it any more", "agent", e.name)
 			})
 		}
 	}

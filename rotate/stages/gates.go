@@ -3,7 +3,6 @@ package stages
 import (
 	"cmp"
 	"fmt"
-	"maps"
 	"slices"
 	"time"
 
@@ -37,6 +36,7 @@ type Gate struct {
 	Have, Want uint64
 	Waiting    []string  // who or what is missing, and why; some of them
 	Until      time.Time // when it passes at the latest by itself, if nothing changes; zero: not known
+	more       int       // that Waiting would have
 }
 
 // Gates returns the gates of the phase that the rotation of a trust domain is in; none without one.
@@ -71,8 +71,8 @@ func (v *view) gates() []Gate {
 		if !g.Passed && v.overridden(g.Name) {
 			g.Passed, g.Overridden = true, true
 		}
-		if more := len(g.Waiting) - maxWaiting; more > 0 {
-			g.Waiting = append(g.Waiting[:maxWaiting:maxWaiting], fmt.Sprintf("and %d more", more))
+		if keep := min(len(g.Waiting), maxWaiting); len(g.Waiting)-keep+g.more > 0 {
+			g.Waiting, g.more = append(g.Waiting[:keep:keep], fmt.Sprintf("and %d more", len(g.Waiting)-keep+g.more)), 0
 		}
 	}
 	return all
@@ -174,7 +174,8 @@ func (v *view) consumers() Gate {
 	n := uint64(len(behind))
 	g.Want = max(g.Want, n)
 	g.Have = g.Want - n
-	g.Waiting = append(g.Waiting, v.words(behind)...)
+	words := v.words(behind)
+	g.Waiting, g.more = append(g.Waiting, words...), len(behind)-len(words)
 	g.Passed = !silent && n == 0 && len(v.d.Live()) > 0
 	for _, n := range v.voices() { // those whom nobody can name count as well (decision D2)
 		if until := n.Evidence.Lost.Add(skew); !n.Evidence.Lost.IsZero() && v.now.Before(until) {
@@ -191,14 +192,19 @@ func (v *view) consumers() Gate {
 // behind joins the sets of those notes that vouch. Nobody is settled elsewhere who is connected to a live replica and says itself that
 // it is behind: what the others have of it is older.
 func (v *view) behind() map[uint64]board.Behind {
-	all, here := map[uint64]board.Behind{}, map[uint64]bool{}
-	voices := v.voices()
+	voices, most := v.voices(), 0
+	for _, n := range voices {
+		most = max(most, len(n.Evidence.Behind))
+	}
+	all, here := make(map[uint64]board.Behind, most), map[uint64]bool{}
 	for _, n := range voices {
 		for _, b := range n.Evidence.Behind {
 			if !v.now.Before(b.Until.Add(skew)) {
 				continue
 			}
-			here[b.Consumer] = here[b.Consumer] || b.Here && v.lives(n.Replica)
+			if b.Here && v.lives(n.Replica) {
+				here[b.Consumer] = true
+			}
 			if have, is := all[b.Consumer]; !is || b.Until.After(have.Until) {
 				all[b.Consumer] = b
 			}
@@ -231,12 +237,14 @@ func (v *view) voices() []*board.Note {
 	return all
 }
 
-// words says who is behind, those with words first.
+// words says who is behind, those with words first: no more than are shown, since ten thousand may be behind, and the driver asks each second.
 func (v *view) words(behind map[uint64]board.Behind) []string {
 	why, here := map[uint64]string{}, map[uint64]bool{}
 	for _, n := range v.voices() {
 		for _, b := range n.Evidence.Behind {
-			here[b.Consumer] = here[b.Consumer] || b.Here
+			if b.Here {
+				here[b.Consumer] = true
+			}
 		}
 	}
 	for _, n := range v.voices() {
@@ -247,17 +255,33 @@ func (v *view) words(behind map[uint64]board.Behind) []string {
 			}
 		}
 	}
-	var named, rest []string
-	for _, c := range slices.SortedFunc(maps.Keys(behind), func(a, b uint64) int {
-		return cmp.Or(behind[a].Until.Compare(behind[b].Until), cmp.Compare(a, b))
-	}) {
-		if w := why[c]; w != "" {
-			named = append(named, fmt.Sprintf("%s (counts until %s)", w, stamp(behind[c].Until)))
-		} else {
-			rest = append(rest, fmt.Sprintf("consumer %016x (counts until %s)", c, stamp(behind[c].Until)))
+	order := func(a, b board.Behind) int {
+		x, y := why[a.Consumer] == "", why[b.Consumer] == ""
+		switch {
+		case x != y && y:
+			return -1
+		case x != y:
+			return 1
 		}
+		return cmp.Or(a.Until.Compare(b.Until), cmp.Compare(a.Consumer, b.Consumer))
 	}
-	return append(named, rest...)
+	var first []board.Behind // in order
+	for _, b := range behind {
+		if len(first) == maxWaiting && order(b, first[maxWaiting-1]) > 0 {
+			continue
+		}
+		i, _ := slices.BinarySearchFunc(first, b, order)
+		first = slices.Insert(first[:min(len(first), maxWaiting-1)], min(i, maxWaiting-1), b)
+	}
+	var out []string
+	for _, b := range first {
+		name := why[b.Consumer]
+		if name == "" {
+			name = fmt.Sprintf("consumer %016x", b.Consumer)
+		}
+		out = append(out, fmt.Sprintf("%s (counts until %s)", name, stamp(b.Until)))
+	}
+	return out
 }
 
 func stamp(t time.Time) string { return t.UTC().Format(time.RFC3339) }

@@ -32,6 +32,8 @@ var (
 	errUnconnected = errors.New("there was no connection")
 	// errSilent: the server took the call, and said nothing.
 	errSilent = errors.New("the server has said nothing")
+	// errBehind: another server has newer roots or CRLs, and this one does not get them.
+	errBehind = errors.New("another server has had newer roots or CRLs for a while")
 )
 
 // over is how a stream ended that had brought something: no other server is tried in the same breath.
@@ -187,7 +189,7 @@ func unable(err error) bool {
 		return true
 	}
 	code := status.Code(err)
-	return code == codes.Unavailable || code == codes.DeadlineExceeded || errors.Is(err, errUnconnected) || errors.Is(err, errSilent)
+	return code == codes.Unavailable || code == codes.DeadlineExceeded || errors.Is(err, errUnconnected) || errors.Is(err, errSilent) || errors.Is(err, errBehind)
 }
 
 // avoids reports whether the server should come last for a while.

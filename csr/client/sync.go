@@ -39,6 +39,10 @@ const (
 	// catchUp is how long a server may take until it has the CRLs that another had already.
 	catchUp = 30 * time.Second
 
+	// behindTime is how long at the least a stream stays with a server that has older roots or CRLs than another. One that is cut
+	// off from its store would keep its agents from a rotation, and from revocations, until the stream grows old.
+	behindTime = 2 * time.Minute
+
 	// reportEvery is how often it is looked whether what is reported has changed.
 	reportEvery = 10 * time.Second
 
@@ -159,13 +163,18 @@ type talk struct {
 	open        *chanceryv1.SyncUpdate // that was refused or put off last; nil if it was not
 	why         string                 // that was said of it last
 	reissue     *chanceryv1.Reissue    // of the last update
+	older       bool                   // the last update was older than what another server has sent
+	behind      time.Time              // since when that, or what answers have brought, is newer than what this stream brings; zero: it is not
+	patience    time.Duration          // with that
 }
 
 // follow opens one stream and follows it to its end. It began once an update has come.
 func (c *Client) follow(ctx context.Context, conn *grpc.ClientConn, s SyncConfig, t turn) (began bool, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	w := &talk{Client: c, config: s, known: c.seen(), opened: time.Now(), state: new(chanceryv1.SyncRequest)}
+	w := &talk{Client: c, config: s, known: c.seen(), opened: time.Now(), state: new(chanceryv1.SyncRequest),
+		patience: cmp.Or(c.config.behind, behindTime)}
+	w.patience += mrand.N(w.patience / 2) // a fleet should not leave all at once
 	w.stream, err = chanceryv1.NewIssuanceClient(conn).Sync(ctx, grpc.MaxCallRecvMsgSize(maxUpdate))
 	if err != nil {
 		return false, refusedBy(err)
@@ -206,6 +215,8 @@ func (c *Client) follow(ctx context.Context, conn *grpc.ClientConn, s SyncConfig
 			w.retry()
 		case err := <-ended:
 			return began, refusedBy(err)
+		case <-w.late():
+			return began, errBehind
 		case <-silence.C:
 			return began, fmt.Errorf("%w for %s", errSilent, patience)
 		}
@@ -325,7 +336,8 @@ func (w *talk) take(u *chanceryv1.SyncUpdate) {
 	if err == nil {
 		err = w.config.Apply(bundle)
 	}
-	if older, is := errors.AsType[*trust.Older](err); is && w.state.GetAcknowledged() == 0 && time.Since(w.opened) < catchUp {
+	older, is := errors.AsType[*trust.Older](err)
+	if w.older = is; is && w.state.GetAcknowledged() == 0 && time.Since(w.opened) < catchUp {
 		w.open = u
 		if w.why != older.Error() {
 			w.why = older.Error()
@@ -352,6 +364,19 @@ func (w *talk) take(u *chanceryv1.SyncUpdate) {
 	metrics.updates.WithLabelValues("applied").Inc()
 	metrics.lastUpdate.SetToCurrentTime()
 	logger.Debug("roots and CRLs taken over", "version", u.GetVersion(), "generation", bundle.Generation(), "crls", len(bundle.CRLs().DER()))
+}
+
+// late returns what ends the stream if its server stays behind another one; nil if it is not.
+func (w *talk) late() <-chan time.Time {
+	newest := w.Client.config.Anchor.Bundle()
+	if !w.older && (w.newest == 0 || newest == nil || newest.Generation() <= w.newest) {
+		w.behind = time.Time{}
+		return nil
+	}
+	if w.behind.IsZero() {
+		w.behind = time.Now()
+	}
+	return time.After(w.patience - time.Since(w.behind))
 }
 
 // readUpdate checks all that can be checked of an update by itself, and against the one before.

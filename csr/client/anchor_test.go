@@ -401,6 +401,40 @@ func TestD13AgentLeavesAServerThatStaysBehind(t *testing.T) {
 	}
 }
 
+// TestD6AStreamUnderARootThatLeft: whoever has the key of a root that was retired cannot pose as the server to agents that come anew; nor
+// does it keep those that it has.
+func TestD6AStreamUnderARootThatLeft(t *testing.T) {
+	w := newWorld(t)
+	key, next := bundleKey(), w.authority()
+	s := w.newSigning(key, 1, w.made.Root)
+	c := w.config()
+	c.Servers = []string{s.addr}
+	agent := w.startSync(client.Behind(c, 500*time.Millisecond))
+	st := s.next(t)
+	st.request()
+	for i, roots := range [][]*x509.Certificate{{w.made.Root}, {w.made.Root, next.Root}} {
+		s.bundle = w.newSigning(key, uint64(i+1), roots...).bundle
+		u := w.update(uint64(i+1), 1)
+		u.Bundle, u.SignedBundle = s.bundle, s.signed()
+		if r := st.push(u); r.GetAcknowledged() != u.GetVersion() {
+			t.Fatalf("it says %v", r)
+		}
+	}
+	if strings.Contains(agent.log.String(), "nothing vouches any more") {
+		t.Errorf("it says %s", agent.log)
+	}
+	w.issuer.Store(w.newIssuer(next, 3, next.Root))
+	w.own.Store(w.identity(trust.SystemID(td, "server"))) // what the stream has shown stays what it is
+	s.bundle = w.newSigning(key, 3, next.Root).bundle
+	if r := st.push(&chanceryv1.SyncUpdate{Version: 3, Bundle: s.bundle, SignedBundle: s.signed()}); r.GetAcknowledged() != 3 {
+		t.Fatalf("it says %v", r)
+	}
+	s.next(t).request()
+	if log := agent.log.String(); !strings.Contains(log, "nothing vouches any more for the certificate") || strings.Contains(log, "level=WARN") {
+		t.Errorf("it says %s", log)
+	}
+}
+
 // nextOf waits for the next stream to either of two servers.
 func nextOf(t *testing.T, a, b *signing) (*syncStream, *signing) {
 	t.Helper()

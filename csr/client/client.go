@@ -14,7 +14,6 @@ import (
 	"crypto"
 	"crypto/rand"
 	"crypto/x509"
-	"errors"
 	"fmt"
 	"log/slog"
 	"net/url"
@@ -198,10 +197,7 @@ func (c *Client) read(resp *chanceryv1.IssueResponse) ([]*x509.Certificate, *tru
 	if err != nil {
 		return nil, nil, fmt.Errorf("reading certificate: %w", err)
 	}
-	bundle, err := c.config.Anchor.Take(resp.GetBundle(), resp.GetSignedBundle())
-	if older, is := errors.AsType[*trust.Older](err); is {
-		bundle, err = c.newer(chain, older)
-	}
+	bundle, err := c.config.Anchor.TakeAnswer(chain, resp.GetBundle(), resp.GetSignedBundle())
 	if err != nil {
 		return nil, nil, err
 	}
@@ -215,20 +211,6 @@ func (c *Client) read(resp *chanceryv1.IssueResponse) ([]*x509.Certificate, *tru
 		c.last = bundle.WithCRLs(crls)
 	}
 	return chain, bundle, nil
-}
-
-// newer returns the newest bundle that the pinned key has signed, for an answer of a server that has an older one: it is a little
-// behind, and what it signs is good if the newest roots vouch for it. If they do not it was asleep while they changed (decision D4),
-// and another server is asked.
-func (c *Client) newer(chain []*x509.Certificate, older *trust.Older) (*trust.Bundle, error) {
-	newest := c.config.Anchor.Bundle()
-	if newest == nil {
-		return nil, older
-	}
-	if _, _, err := trust.Verify(chain, trust.Only(newest), time.Now()); err != nil {
-		return nil, trust.NewOlder(fmt.Sprintf("%s, and those do not vouch for the answer: %v", older, err))
-	}
-	return newest, nil
 }
 
 func parseAll(ders [][]byte) ([]*x509.Certificate, error) {

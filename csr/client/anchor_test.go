@@ -316,3 +316,137 @@ func TestD1ConsumersAreReported(t *testing.T) {
 		t.Errorf("urged to replace SVIDs within %v", urged)
 	}
 }
+
+// TestD4AnswersOfAServerThatIsBehind: a server that has not heard of the newest bundle yet signs SVIDs that are as good as others, if
+// the newest roots vouch for them. They come with those; its older bundle counts for nothing. Once the root above it has left, the same
+// server's answers are refused, and others are asked.
+func TestD4AnswersOfAServerThatIsBehind(t *testing.T) {
+	w := newWorld(t)
+	next, key := w.authority(), bundleKey()
+	ahead, behind, other := w.newSigning(key, 2, w.made.Root, next.Root), w.newSigning(key, 1, w.made.Root), w.newSigning(key, 1, w.made.Root)
+	kept := must(anchor.Open(anchor.Config{File: filepath.Join(t.TempDir(), "bundle"), Domain: td}))
+	agent := func(all ...*signing) *client.Client {
+		c := w.config()
+		c.Anchor, c.Servers = kept, nil
+		for _, s := range all {
+			c.Servers = append(c.Servers, s.addr)
+		}
+		return client.New(c)
+	}
+	wantIssued(t, agent(ahead))
+	i := wantIssued(t, agent(behind))
+	if i.Bundle.Generation() != 2 || len(i.Bundle.Roots()) != 2 || kept.Bundle().Generation() != 2 {
+		t.Errorf("an SVID of a server that is behind comes with generation %d and %d roots; kept is %d", i.Bundle.Generation(), len(i.Bundle.Roots()), kept.Bundle().Generation())
+	}
+
+	signs := w.issuer.Load()
+	w.issuer.Store(w.newIssuer(next, 3, next.Root))
+	w.own.Store(w.identity(trust.SystemID(td, "server"))) // that the server verifies does not help it
+	if _, err := kept.Take(nil, w.newSigning(key, 3, next.Root).signed()); err != nil {
+		t.Fatal(err)
+	}
+	wantIssued(t, agent(behind)) // under the new root
+	w.issuer.Store(signs)
+	before := len(behind.agents) + len(other.agents)
+	if _, err := issue(t, agent(behind, other)); err == nil || !strings.Contains(err.Error(), "those do not vouch for the answer") {
+		t.Errorf("an SVID under the root that left: %v", err)
+	}
+	if n := len(behind.agents) + len(other.agents) - before; n != 2 {
+		t.Errorf("%d servers were asked, want both", n)
+	}
+}
+
+// TestD13AgentLeavesAServerThatStaysBehind: one that is cut off from its store, say, has its streams and brings nothing new. An agent
+// that knows of newer roots, by the answers of others, or of newer CRLs goes to another server after a while.
+func TestD13AgentLeavesAServerThatStaysBehind(t *testing.T) {
+	w := newWorld(t)
+	key, next := bundleKey(), w.authority()
+	a, b := w.newSigning(key, 1, w.made.Root), w.newSigning(key, 1, w.made.Root)
+	c := w.config()
+	c.Servers = []string{a.addr, b.addr}
+	c.Anchor = must(anchor.Open(anchor.Config{Domain: td}))
+	agent := w.startSync(client.Behind(c, 200*time.Millisecond))
+	push := func(st *syncStream, s *signing, version uint64, number int64) *chanceryv1.SyncRequest {
+		u := w.update(version, number)
+		u.Bundle, u.SignedBundle = s.bundle, s.signed()
+		return st.push(u)
+	}
+	st, at := nextOf(t, a, b)
+	st.request()
+	if r := push(st, at, 1, 7); r.GetAcknowledged() != 1 {
+		t.Fatalf("it says %v", r)
+	}
+	ahead := w.newSigning(key, 2, w.made.Root, next.Root)
+	if _, err := c.Anchor.Take(nil, ahead.signed()); err != nil { // an answer's
+		t.Fatal(err)
+	}
+	agent.set(nil)
+	again, to := nextOf(t, a, b)
+	if to == at {
+		t.Error("it goes back to the server that is behind")
+	}
+	again.request()
+	to.bundle = ahead.bundle
+	if r := push(again, to, 1, 7); r.GetAcknowledged() != 1 {
+		t.Fatalf("it says %v", r)
+	}
+	if r := push(again, to, 2, 6); !strings.Contains(r.GetRefused(), "number 7 was there before") {
+		t.Fatalf("it says %v", r)
+	}
+	if _, at = nextOf(t, a, b); at == to {
+		t.Error("it goes back to the server that has older CRLs")
+	}
+	if !strings.Contains(agent.log.String(), "another server has had newer roots or CRLs for a while") {
+		t.Errorf("it says %s", agent.log)
+	}
+}
+
+// TestD6AStreamUnderARootThatLeft: whoever has the key of a root that was retired cannot pose as the server to agents that come anew; nor
+// does it keep those that it has.
+func TestD6AStreamUnderARootThatLeft(t *testing.T) {
+	w := newWorld(t)
+	key, next := bundleKey(), w.authority()
+	s := w.newSigning(key, 1, w.made.Root)
+	c := w.config()
+	c.Servers = []string{s.addr}
+	agent := w.startSync(client.Behind(c, 500*time.Millisecond))
+	st := s.next(t)
+	st.request()
+	for i, roots := range [][]*x509.Certificate{{w.made.Root}, {w.made.Root, next.Root}} {
+		s.bundle = w.newSigning(key, uint64(i+1), roots...).bundle
+		u := w.update(uint64(i+1), 1)
+		u.Bundle, u.SignedBundle = s.bundle, s.signed()
+		if r := st.push(u); r.GetAcknowledged() != u.GetVersion() {
+			t.Fatalf("it says %v", r)
+		}
+	}
+	if strings.Contains(agent.log.String(), "nothing vouches any more") {
+		t.Errorf("it says %s", agent.log)
+	}
+	w.issuer.Store(w.newIssuer(next, 3, next.Root))
+	w.own.Store(w.identity(trust.SystemID(td, "server"))) // what the stream has shown stays what it is
+	s.bundle = w.newSigning(key, 3, next.Root).bundle
+	if r := st.push(&chanceryv1.SyncUpdate{Version: 3, Bundle: s.bundle, SignedBundle: s.signed()}); r.GetAcknowledged() != 3 {
+		t.Fatalf("it says %v", r)
+	}
+	s.next(t).request()
+	if log := agent.log.String(); !strings.Contains(log, "nothing vouches any more for the certificate") || strings.Contains(log, "level=WARN") {
+		t.Errorf("it says %s", log)
+	}
+}
+
+// nextOf waits for the next stream to either of two servers.
+func nextOf(t *testing.T, a, b *signing) (*syncStream, *signing) {
+	t.Helper()
+	select {
+	case st := <-a.streams:
+		st.t = t
+		return st, a
+	case st := <-b.streams:
+		st.t = t
+		return st, b
+	case <-time.After(30 * time.Second):
+		t.Fatal("no stream")
+		return nil, nil
+	}
+}

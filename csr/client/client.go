@@ -14,12 +14,9 @@ import (
 	"crypto"
 	"crypto/rand"
 	"crypto/x509"
-	"encoding/base64"
-	"encoding/json"
 	"fmt"
 	"log/slog"
 	"net/url"
-	"strings"
 	"sync"
 	"time"
 
@@ -33,6 +30,7 @@ import (
 	"github.com/chancery-project/chancery/api/chanceryv1"
 	"github.com/chancery-project/chancery/csr/client/anchor"
 	"github.com/chancery-project/chancery/csr/client/servers"
+	"github.com/chancery-project/chancery/csr/client/source"
 	"github.com/chancery-project/chancery/csr/client/standing"
 	"github.com/chancery-project/chancery/trust"
 )
@@ -55,6 +53,8 @@ type Config struct {
 	Anchor  *anchor.Anchor                            // what is kept over restarts; nil = nothing is
 	Agent   []byte                                    // 16 bytes, which name the table of consumers; nil = none is kept
 	RootsAt string                                    // what to call the place of Roots in a message
+
+	behind time.Duration // how long Sync stays with a server that is behind another; 0 = behindTime
 }
 
 // Client asks for certificates. It is safe for concurrent use.
@@ -165,7 +165,7 @@ func (c *Client) token(ctx context.Context, haveSVID bool) (string, error) {
 	}
 	token, err := c.config.Token(ctx)
 	if err == nil {
-		if end, ok := expiry(token); ok && time.Now().After(end) {
+		if end, ok := source.Expiry(token); ok && time.Now().After(end) {
 			err = fmt.Errorf("the token ended at %s; is it still being refreshed?", end.UTC().Format(time.RFC3339))
 		}
 	}
@@ -175,22 +175,6 @@ func (c *Client) token(ctx context.Context, haveSVID bool) (string, error) {
 		return "", nil
 	}
 	return token, err
-}
-
-// expiry reads a JWT's exp without verifying anything; only the server's verdict counts.
-func expiry(token string) (time.Time, bool) {
-	parts := strings.Split(token, ".")
-	if len(parts) != 3 {
-		return time.Time{}, false
-	}
-	payload, err := base64.RawURLEncoding.DecodeString(parts[1])
-	var claims struct {
-		Exp float64 `json:"exp"`
-	}
-	if err != nil || json.Unmarshal(payload, &claims) != nil || claims.Exp <= 0 {
-		return time.Time{}, false
-	}
-	return time.Unix(int64(claims.Exp), 0), true
 }
 
 func (c *Client) csr(key crypto.Signer) ([]byte, error) {
@@ -213,7 +197,7 @@ func (c *Client) read(resp *chanceryv1.IssueResponse) ([]*x509.Certificate, *tru
 	if err != nil {
 		return nil, nil, fmt.Errorf("reading certificate: %w", err)
 	}
-	bundle, err := c.config.Anchor.Take(resp.GetBundle(), resp.GetSignedBundle())
+	bundle, err := c.config.Anchor.TakeAnswer(chain, resp.GetBundle(), resp.GetSignedBundle())
 	if err != nil {
 		return nil, nil, err
 	}

@@ -26,29 +26,8 @@ const (
 	fetchEvery = 5 * time.Second
 )
 
-// Untrusted is the error of a server whose certificate no known root vouches for: this agent, or the server, has missed a change of
-// roots.
-type Untrusted struct {
-	err   error // of the call
-	cause error // of the verification
-	file  string
-}
-
-// Error says what to do.
-func (u *Untrusted) Error() string {
-	file := u.file
-	if file == "" {
-		file = "the agent's serverRoots"
-	}
-	return fmt.Sprintf("the server's certificate is under no root that is known here (%v): if the roots have changed meanwhile, run `chancery authority show -o pem -c SERVER.yaml` on a server "+
-		"and put what it prints into %s", u.cause, file)
-}
-
-// Unwrap returns the error of the call.
-func (u *Untrusted) Unwrap() error { return u.err }
-
 // dial makes a connection to a server that shows what own is. Why a server could not be verified is left in untrusted.
-func (c *Client) dial(a servers.Address, own *trust.Identity, untrusted *atomic.Pointer[Untrusted]) (*grpc.ClientConn, error) {
+func (c *Client) dial(a servers.Address, own *trust.Identity, untrusted *atomic.Pointer[servers.Untrusted]) (*grpc.ClientConn, error) {
 	bundle, err := c.serverBundle()
 	if err != nil {
 		return nil, err
@@ -58,7 +37,7 @@ func (c *Client) dial(a servers.Address, own *trust.Identity, untrusted *atomic.
 	config.VerifyConnection = func(cs tls.ConnectionState) error {
 		err := verify(cs)
 		if _, is := errors.AsType[x509.UnknownAuthorityError](err); is {
-			untrusted.Store(&Untrusted{cause: err, file: c.config.RootsAt})
+			untrusted.Store(&servers.Untrusted{Cause: err, File: c.config.RootsAt})
 		}
 		return err
 	}

@@ -2,6 +2,7 @@ package client
 
 import (
 	"context"
+	"time"
 
 	"github.com/chancery-project/chancery/csr/client/servers"
 )
@@ -13,4 +14,10 @@ func Find(ctx context.Context, name string) (all []string) {
 		all = append(all, a.Addr)
 	}
 	return all
+}
+
+// Behind returns a config with which Sync stays that long with a server that is behind another.
+func Behind(c Config, d time.Duration) Config {
+	c.behind = d
+	return c
 }

@@ -32,6 +32,10 @@ var (
 	errUnconnected = errors.New("there was no connection")
 	// errSilent: the server took the call, and said nothing.
 	errSilent = errors.New("the server has said nothing")
+	// errBehind: another server has newer roots or CRLs, and this one does not get them.
+	errBehind = errors.New("another server has had newer roots or CRLs for a while")
+	// errDisowned: the root above the server's certificate has left, or the certificate was revoked.
+	errDisowned = errors.New("nothing vouches for the server any more")
 )
 
 // over is how a stream ended that had brought something: no other server is tried in the same breath.
@@ -114,14 +118,14 @@ func (t turn) answer(ctx context.Context) (context.Context, context.CancelFunc) 
 // try has one server do something. If no known root vouches for it, it is asked for roots that do.
 func (c *Client) try(ctx context.Context, a servers.Address, own *trust.Identity, t turn, do func(context.Context, *grpc.ClientConn, turn) error) error {
 	err := c.tryOnce(ctx, a, own, t, do)
-	if _, is := errors.AsType[*Untrusted](err); is && c.recover(ctx, a) {
+	if _, is := errors.AsType[*servers.Untrusted](err); is && c.recover(ctx, a) {
 		err = c.tryOnce(ctx, a, own, t, do)
 	}
 	return err
 }
 
 func (c *Client) tryOnce(ctx context.Context, a servers.Address, own *trust.Identity, t turn, do func(context.Context, *grpc.ClientConn, turn) error) error {
-	var untrusted atomic.Pointer[Untrusted]
+	var untrusted atomic.Pointer[servers.Untrusted]
 	conn := c.takeKept(a, own)
 	if conn == nil {
 		var err error
@@ -136,7 +140,7 @@ func (c *Client) tryOnce(ctx context.Context, a servers.Address, own *trust.Iden
 	err := do(ctx, conn, t)
 	if u := untrusted.Load(); u != nil && err != nil {
 		conn.Close()
-		return &Untrusted{err, u.cause, u.file}
+		return &servers.Untrusted{Err: err, Cause: u.Cause, File: u.File}
 	}
 	if r, ok := errors.AsType[*Refused](err); ok && r.Code == codes.ResourceExhausted && t.last && t.left == t.all {
 		c.keep(kept{a, own, conn})
@@ -187,7 +191,7 @@ func unable(err error) bool {
 		return true
 	}
 	code := status.Code(err)
-	return code == codes.Unavailable || code == codes.DeadlineExceeded || errors.Is(err, errUnconnected) || errors.Is(err, errSilent)
+	return code == codes.Unavailable || code == codes.DeadlineExceeded || errors.Is(err, errUnconnected) || errors.Is(err, errSilent) || errors.Is(err, errBehind)
 }
 
 // avoids reports whether the server should come last for a while.

@@ -15,6 +15,8 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -39,6 +41,13 @@ const (
 
 	// catchUp is how long a server may take until it has the CRLs that another had already.
 	catchUp = 30 * time.Second
+
+	// behindTime is how long at the least a stream stays with a server that has older roots or CRLs than another. One that is cut
+	// off from its store would keep its agents from a rotation, and from revocations, until the stream grows old.
+	behindTime = 2 * time.Minute
+
+	// leaveSpread bounds the pause before a stream ends whose server is vouched for no longer: a whole fleet sees it at once.
+	leaveSpread = time.Minute
 
 	// reportEvery is how often it is looked whether what is reported has changed.
 	reportEvery = 10 * time.Second
@@ -125,6 +134,8 @@ func (p *pacing) after(err error, lived time.Duration) (wait time.Duration, say 
 	switch {
 	case refused && r.Reason == reasonMove:
 		return wait, ""
+	case errors.Is(err, errDisowned):
+		return wait, ""
 	case toldToGo(err): // nobody said when to come, and all may be told at once
 		return wait + mrand.N(moveSpread), ""
 	}
@@ -160,13 +171,20 @@ type talk struct {
 	open        *chanceryv1.SyncUpdate // that was refused or put off last; nil if it was not
 	why         string                 // that was said of it last
 	reissue     *chanceryv1.Reissue    // of the last update
+	older       bool                   // the last update was older than what another server has sent
+	behind      time.Time              // since when that, or what answers have brought, is newer than what this stream brings; zero: it is not
+	patience    time.Duration          // with that
+	leave       func()                 // makes the connection unknown to other calls; nil before the first update
+	disowned    <-chan time.Time       // ends the stream, whose server is vouched for no longer; nil for none
 }
 
 // follow opens one stream and follows it to its end. It began once an update has come.
 func (c *Client) follow(ctx context.Context, conn *grpc.ClientConn, s SyncConfig, t turn) (began bool, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	w := &talk{Client: c, config: s, known: c.seen(), opened: time.Now(), state: new(chanceryv1.SyncRequest)}
+	w := &talk{Client: c, config: s, known: c.seen(), opened: time.Now(), state: new(chanceryv1.SyncRequest),
+		patience: cmp.Or(c.config.behind, behindTime)}
+	w.patience += mrand.N(w.patience / 2) // a fleet should not leave all at once
 	w.stream, err = chanceryv1.NewIssuanceClient(conn).Sync(ctx, grpc.MaxCallRecvMsgSize(maxUpdate))
 	if err != nil {
 		return false, refusedBy(err)
@@ -193,7 +211,8 @@ func (c *Client) follow(ctx context.Context, conn *grpc.ClientConn, s SyncConfig
 				silence.Stop()
 				connected.Inc()
 				defer connected.Dec()
-				defer c.line.Join(&standing.Connection{To: t.to, Only: t.all == 1, Conn: conn})()
+				w.leave = c.line.Join(&standing.Connection{To: t.to, Only: t.all == 1, Conn: conn})
+				defer w.leave()
 			}
 			c.line.Ask(u.GetReissue())
 			c.seeCheckpoints(u.GetCheckpoints(), w.known)
@@ -207,6 +226,10 @@ func (c *Client) follow(ctx context.Context, conn *grpc.ClientConn, s SyncConfig
 			w.retry()
 		case err := <-ended:
 			return began, refusedBy(err)
+		case <-w.late():
+			return began, errBehind
+		case <-w.disowned:
+			return began, errDisowned
 		case <-silence.C:
 			return began, fmt.Errorf("%w for %s", errSilent, patience)
 		}
@@ -326,7 +349,8 @@ func (w *talk) take(u *chanceryv1.SyncUpdate) {
 	if err == nil {
 		err = w.config.Apply(bundle)
 	}
-	if older, is := errors.AsType[*trust.Older](err); is && w.state.GetAcknowledged() == 0 && time.Since(w.opened) < catchUp {
+	older, is := errors.AsType[*trust.Older](err)
+	if w.older = is; is && w.state.GetAcknowledged() == 0 && time.Since(w.opened) < catchUp {
 		w.open = u
 		if w.why != older.Error() {
 			w.why = older.Error()
@@ -352,7 +376,38 @@ func (w *talk) take(u *chanceryv1.SyncUpdate) {
 	w.state.Acknowledged, w.state.Refused = u.GetVersion(), ""
 	metrics.updates.WithLabelValues("applied").Inc()
 	metrics.lastUpdate.SetToCurrentTime()
+	w.look()
 	logger.Debug("roots and CRLs taken over", "version", u.GetVersion(), "generation", bundle.Generation(), "crls", len(bundle.CRLs().DER()))
+}
+
+// look sees whether what is trusted now vouches for the server of the stream, as it did when that began. Its key may be another's by
+// now (decision D6), who would keep the stream for as long as it likes. That a certificate has ended meanwhile says nothing.
+func (w *talk) look() {
+	p, _ := peer.FromContext(w.stream.Context())
+	bundle, err := w.serverBundle()
+	if p == nil || err != nil || w.disowned != nil {
+		return
+	}
+	info, _ := p.AuthInfo.(credentials.TLSInfo)
+	_, _, err = trust.Verify(info.State.PeerCertificates, trust.Only(bundle), time.Now())
+	if _, ended := errors.AsType[x509.CertificateInvalidError](err); err != nil && !ended {
+		w.Client.config.Logger.Info("nothing vouches any more for the certificate that the server has shown on this stream; opening another one", "reason", err.Error())
+		w.leave()
+		w.disowned = time.After(mrand.N(cmp.Or(w.Client.config.behind, leaveSpread)))
+	}
+}
+
+// late returns what ends the stream if its server stays behind another one; nil if it is not.
+func (w *talk) late() <-chan time.Time {
+	newest := w.Client.config.Anchor.Bundle()
+	if !w.older && (w.newest == 0 || newest == nil || newest.Generation() <= w.newest) {
+		w.behind = time.Time{}
+		return nil
+	}
+	if w.behind.IsZero() {
+		w.behind = time.Now()
+	}
+	return time.After(w.patience - time.Since(w.behind))
 }
 
 // readUpdate checks all that can be checked of an update by itself, and against the one before.

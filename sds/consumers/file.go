@@ -37,7 +37,7 @@ func Open(c Config) (*Table, error) {
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
-	t := &Table{file: c.File, logger: c.Logger, boot: bootID(), live: map[Process]*consumer{}, changed: make(chan struct{})}
+	t := &Table{file: c.File, logger: c.Logger, boot: bootID(), opened: time.Now(), live: map[Process]*consumer{}, changed: make(chan struct{})}
 	var err error
 	if t.lock, err = hold(c.File + ".lock"); err != nil {
 		return nil, err
@@ -47,7 +47,7 @@ func Open(c Config) (*Table, error) {
 		err = t.load(data)
 	}
 	if err == nil {
-		t.prune(time.Now())
+		t.prune(t.now())
 		return t, nil
 	}
 	t.live, t.gone = map[Process]*consumer{}, nil
@@ -128,7 +128,7 @@ func (t *Table) load(data []byte) error {
 			return fmt.Errorf("row %d: %w", i, err)
 		}
 		for j := range r.SVIDs {
-			r.SVIDs[j].saved = true
+			r.SVIDs[j].saved, r.SVIDs[j].life = true, t.now().up+time.Until(r.SVIDs[j].NotAfter)
 		}
 		one := &consumer{row: *r, streams: map[*Stream]struct{}{}}
 		switch p := r.process(); {

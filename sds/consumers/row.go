@@ -41,7 +41,8 @@ type handed struct {
 	NotAfter time.Time `json:"notAfter"`
 	Acked    bool      `json:"acked,omitempty"`
 
-	saved bool // the file has it
+	saved bool          // the file has it
+	life  time.Duration // when it ends, on the table's clock
 }
 
 // trusts is a validation context of the trust domain that a consumer has.
@@ -73,10 +74,19 @@ func (r *row) find(name, version string) int {
 	return slices.IndexFunc(r.SVIDs, func(h handed) bool { return h.Name == name && h.Version == version })
 }
 
+// moment is a point of time on two clocks: the wall's, and one that counts since the table was opened and is never set.
+type moment struct {
+	wall time.Time
+	up   time.Duration
+}
+
+// ended reports whether an SVID has ended, by both clocks: one that is only set ahead for a while makes nobody forget what it has.
+func (h *handed) ended(now moment) bool { return !now.wall.Before(h.NotAfter) && now.up >= h.life }
+
 // drop gives up what has ended.
-func (r *row) drop(now time.Time) (changed bool) {
+func (r *row) drop(now moment) (changed bool) {
 	n := len(r.SVIDs)
-	r.SVIDs = slices.DeleteFunc(r.SVIDs, func(h handed) bool { return !now.Before(h.NotAfter) })
+	r.SVIDs = slices.DeleteFunc(r.SVIDs, func(h handed) bool { return h.ended(now) })
 	return len(r.SVIDs) != n
 }
 

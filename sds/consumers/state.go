@@ -43,13 +43,13 @@ type Lagging struct {
 func (t *Table) State(newest uint64) State {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	now := time.Now()
+	now := t.now()
 	s := State{Agent: t.id}
 	held := map[string]*Held{}
 	for _, c := range t.rows() {
 		n, until := max(c.Count, 1), time.Time{}
 		for _, h := range c.SVIDs {
-			if now.Before(h.NotAfter) && h.NotAfter.After(until) {
+			if !h.ended(now) && h.NotAfter.After(until) {
 				until = h.NotAfter
 			}
 		}
@@ -95,10 +95,10 @@ func (t *Table) rows() []*consumer {
 }
 
 // hold adds the issuers of what a row may present, once each.
-func (c *consumer) hold(all map[string]*Held, now time.Time, n int) {
+func (c *consumer) hold(all map[string]*Held, now moment, n int) {
 	mine := map[string]time.Time{}
 	for _, h := range c.SVIDs {
-		if key := string(h.Issuer); now.Before(h.NotAfter) && h.NotAfter.After(mine[key]) {
+		if key := string(h.Issuer); !h.ended(now) && h.NotAfter.After(mine[key]) {
 			mine[key] = h.NotAfter
 		}
 	}

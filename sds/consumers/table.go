@@ -84,6 +84,7 @@ type Table struct {
 	logger *slog.Logger
 	lock   *os.File // held for as long as the table is used
 	boot   string   // of the machine: processes of another one are gone
+	opened time.Time
 
 	mu      sync.Mutex // guards all below
 	id      [16]byte
@@ -182,6 +183,7 @@ func (t *Table) enter(c *consumer, svids []SVID) (*batch, error) {
 			continue
 		}
 		h := handed{Name: v.Name, Version: v.Version, Issuer: hexBytes(v.Issuer), Serial: v.Serial, NotAfter: v.NotAfter.UTC()}
+		h.life = t.now().up + time.Until(v.NotAfter)
 		if err := h.check(); err != nil {
 			return nil, fmt.Errorf("table of consumers: %w", err)
 		}
@@ -401,9 +403,9 @@ func (t *Table) Run(ctx context.Context) error {
 	for {
 		select {
 		case <-tick.C:
-			t.look(time.Now(), saveEvery)
+			t.look(t.now(), saveEvery)
 		case <-ctx.Done():
-			if b := t.look(time.Now(), 0); b != nil {
+			if b := t.look(t.now(), 0); b != nil {
 				<-b.done
 				return b.err
 			}
@@ -412,20 +414,25 @@ func (t *Table) Run(ctx context.Context) error {
 	}
 }
 
+func (t *Table) now() moment {
+	now := time.Now()
+	return moment{now, now.Sub(t.opened)}
+}
+
 // look drops what has ended, and begins a write if one is due.
-func (t *Table) look(now time.Time, every time.Duration) *batch {
+func (t *Table) look(now moment, every time.Duration) *batch {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.prune(now)
-	if !t.dirty || now.Sub(t.saved) < every && !now.Before(t.saved) {
+	if !t.dirty || now.wall.Sub(t.saved) < every && !now.wall.Before(t.saved) {
 		return nil
 	}
-	t.saved = now // also if it fails: it is tried again
+	t.saved = now.wall // also if it fails: it is tried again
 	return t.join()
 }
 
 // prune drops what has ended. mu is held.
-func (t *Table) prune(now time.Time) {
+func (t *Table) prune(now moment) {
 	changed := false
 	all := t.gone[:0:0]
 	for _, c := range t.gone {
@@ -440,7 +447,7 @@ func (t *Table) prune(now time.Time) {
 		changed = c.drop(now) || changed
 		if len(c.streams) > 0 {
 			n := len(c.Contexts) + len(c.Rejected)
-			old := func(stray time.Time) bool { return !stray.IsZero() && now.Sub(stray) > strayFor }
+			old := func(stray time.Time) bool { return !stray.IsZero() && now.wall.Sub(stray) > strayFor }
 			c.Contexts = slices.DeleteFunc(c.Contexts, func(x trusts) bool { return old(x.stray) })
 			c.Rejected = slices.DeleteFunc(c.Rejected, func(r rejection) bool { return old(r.stray) && !c.knows(r.Name) })
 			changed = changed || len(c.Contexts)+len(c.Rejected) != n

@@ -73,7 +73,7 @@ func TestD1SurvivesARestart(t *testing.T) {
 	if info, err := os.Stat(first.file); err != nil || info.Mode().Perm() != 0o600 {
 		t.Errorf("mode %v, %v", info, err)
 	}
-	if b := first.look(time.Now(), 0); b != nil { // as each few seconds, and at the end
+	if b := first.look(first.now(), 0); b != nil { // as each few seconds, and at the end
 		<-b.done
 	}
 
@@ -369,6 +369,33 @@ func TestD1Ends(t *testing.T) {
 	})
 }
 
+// TestD1AClockThatIsSetAhead and back again makes nobody forget what consumers have: none of them has gone meanwhile.
+func TestD1AClockThatIsSetAhead(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		table, _ := open(t, t.TempDir())
+		s := table.Join(Process{1, 2, 3}, "sds_delta")
+		hand(t, s, svid("default", "v1", time.Hour))
+		s.See(acked("default", "v1", "ROOTCA", 5))
+		set := func(table *Table, when string) {
+			ahead := table.now()
+			ahead.wall = ahead.wall.Add(2 * time.Hour)
+			if b := table.look(ahead, 0); b != nil {
+				<-b.done
+			}
+			if s := table.State(6); s.Consumers != 1 || s.Generation != 5 || len(s.Held) != 1 {
+				t.Errorf("%s: the clock was two hours ahead for a moment, and there are %+v", when, s)
+			}
+		}
+		set(table, "handed out")
+		next, _ := table.again(t)
+		set(next, "read from the file")
+		time.Sleep(time.Hour)
+		if s := next.State(6); s.Consumers != 0 {
+			t.Errorf("after its end: %+v", s)
+		}
+	})
+}
+
 // TestD1ManyThatCameAndWent are counted together, for as long and with what they would have counted alone.
 func TestD1ManyThatCameAndWent(t *testing.T) {
 	table, _ := open(t, t.TempDir())
@@ -383,7 +410,7 @@ func TestD1ManyThatCameAndWent(t *testing.T) {
 		s.See(acked("x", "v", "x", 3+i%5))
 		s.Leave()
 	}
-	table.look(time.Now(), time.Hour)
+	table.look(table.now(), time.Hour)
 	if n := table.count(); n != 2 {
 		t.Errorf("%d rows", n)
 	}
@@ -391,7 +418,7 @@ func TestD1ManyThatCameAndWent(t *testing.T) {
 	if s.Consumers != maxApart+10 || s.Generation != 3 || !s.Until.Equal(end) || len(s.Held) != 1 || s.Held[0].Consumers != maxApart+10 {
 		t.Errorf("together they are %+v", s)
 	}
-	if b := table.look(time.Now(), 0); b != nil {
+	if b := table.look(table.now(), 0); b != nil {
 		<-b.done
 	}
 	next, log := table.again(t)
@@ -480,7 +507,7 @@ func TestD1ARejectionStands(t *testing.T) {
 		}
 	}
 	is(first, 0, "it rejected default: Invalid hash")
-	if b := first.look(time.Now(), 0); b != nil {
+	if b := first.look(first.now(), 0); b != nil {
 		<-b.done
 	}
 	next, _ := first.again(t)

@@ -21,6 +21,9 @@ const (
 	unfitSpread = 5 * time.Second
 	// unfitTime is how long such roots wait for another SVID.
 	unfitTime = time.Minute
+	// againSpread and maxAgain bound within which time an SVID is replaced that has replaced one of the same issuer just so.
+	againSpread = 10 * time.Second
+	maxAgain    = 10 * time.Minute
 )
 
 // apply takes over roots and CRLs. Roots that do not vouch for the SVID in use come with the next one, which is asked for at once;
@@ -48,12 +51,19 @@ func (k *Keeper) apply(b *trust.Bundle) error {
 	return k.Enforce(b)
 }
 
-// urge has an SVID replaced before its time, once. mu is held.
+// urge has an SVID replaced before its time, once. If what it was replaced by is of the same issuer and is to be replaced again, the
+// server that signs does not know what the one knows that asks: then there is ever more time, lest a fleet asks round and round. mu is held.
 func (k *Keeper) urge(leaf *x509.Certificate, within time.Duration) {
-	if k.urged != leaf {
-		k.urged = leaf
-		k.Renew(within)
+	if k.urged == leaf {
+		return
 	}
+	if k.urged != nil && bytes.Equal(k.urged.AuthorityKeyId, leaf.AuthorityKeyId) {
+		k.calm = min(max(2*k.calm, againSpread), maxAgain)
+	} else {
+		k.calm = 0
+	}
+	k.urged = leaf
+	k.Renew(max(within, k.calm))
 }
 
 // reissue replaces the SVID within a time if one of these issuers has signed it.

@@ -213,6 +213,32 @@ func TestD6ReissueOnceForEachSVID(t *testing.T) {
 	})
 }
 
+// TestD6ReissueDoesNotGoRound: one server asks for SVIDs to be replaced whose issuer another signs with still. The agent goes on asking,
+// ever more seldom, and is as quick as before once the new issuer is there.
+func TestD6ReissueDoesNotGoRound(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		old, next := newAuthority("old"), newAuthority("next")
+		w := startWorld(t, old)
+		issuers := [][]byte{old.root.SubjectKeyId}
+		for range 600 { // Sync says it whenever the SVID changes
+			w.reissue(issuers, 2*time.Second)
+			time.Sleep(time.Second)
+		}
+		if n := w.issued(); n < 3 || n > 20 {
+			t.Errorf("%d SVIDs in ten minutes", n)
+		}
+		w.set(next, bundleOf(2, old, next), nil)
+		w.Renew(0)
+		time.Sleep(time.Second)
+		n := w.issued()
+		w.reissue([][]byte{next.root.SubjectKeyId}, 2*time.Second)
+		time.Sleep(2 * time.Second)
+		if w.issued() != n+1 {
+			t.Errorf("%d SVIDs within the time of an issuer that is named for the first time", w.issued()-n)
+		}
+	})
+}
+
 // TestD1WhatIsReported: the lowest generation of the agent and its consumers, and all issuers that one of them may present still.
 func TestD1WhatIsReported(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

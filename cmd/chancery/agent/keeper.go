@@ -34,6 +34,7 @@ type Keeper struct {
 
 	mu    sync.Mutex        // guards all below
 	urged *x509.Certificate // that was to be replaced before its time last
+	calm  time.Duration     // the least time that the next gets, if it is of the same issuer
 	unfit uint64            // generation of the roots that the SVID in use does not verify against, as they came last
 	since time.Time         // when they first came
 }

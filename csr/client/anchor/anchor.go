@@ -19,6 +19,7 @@ import (
 	"os"
 	"slices"
 	"sync"
+	"time"
 
 	"google.golang.org/protobuf/proto"
 
@@ -180,6 +181,22 @@ func (a *Anchor) Take(plain *chanceryv1.Bundle, signed *chanceryv1.SignedBundle)
 	}
 	bundle, _, err := a.take(signedOf(signed))
 	return bundle, err
+}
+
+// TakeAnswer is Take for what came with an SVID. One of a server that has an older bundle is held against the newest: the server is a
+// little behind, and what it signs is good if the newest roots vouch for it. If they do not it was asleep while they changed (decision
+// D4), and the error is a *trust.Older.
+func (a *Anchor) TakeAnswer(chain []*x509.Certificate, plain *chanceryv1.Bundle, signed *chanceryv1.SignedBundle) (*trust.Bundle, error) {
+	bundle, err := a.Take(plain, signed)
+	older, is := errors.AsType[*trust.Older](err)
+	newest := a.Bundle()
+	if !is || newest == nil {
+		return bundle, err
+	}
+	if _, _, err := trust.Verify(chain, trust.Only(newest), time.Now()); err != nil {
+		return nil, trust.NewOlder(fmt.Sprintf("%s, and those do not vouch for the answer: %v", older, err))
+	}
+	return newest, nil
 }
 
 // Offer takes a bundle from somebody who was not verified. It counts only if the pinned key has signed it, and reports whether it is

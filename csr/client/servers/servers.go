@@ -6,6 +6,7 @@ package servers
 import (
 	"context"
 	"errors"
+	"fmt"
 	mrand "math/rand/v2"
 	"net"
 	"net/http"
@@ -201,3 +202,24 @@ func (f Failures) Unwrap() []error {
 	}
 	return all
 }
+
+// Untrusted is the error of a server whose certificate no known root vouches for: this agent, or the server, has missed a change of
+// roots.
+type Untrusted struct {
+	Err   error  // of the call
+	Cause error  // of the verification
+	File  string // what to call the place of the known roots
+}
+
+// Error says what to do.
+func (u *Untrusted) Error() string {
+	file := u.File
+	if file == "" {
+		file = "the agent's serverRoots"
+	}
+	return fmt.Sprintf("the server's certificate is under no root that is known here (%v): if the roots have changed meanwhile, run `chancery authority show -o pem -c SERVER.yaml` on a server "+
+		"and put what it prints into %s", u.Cause, file)
+}
+
+// Unwrap returns the error of the call.
+func (u *Untrusted) Unwrap() error { return u.Err }

@@ -5,11 +5,14 @@ package source
 import (
 	"context"
 	"crypto/x509"
+	"encoding/base64"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"strings"
+	"time"
 
 	"github.com/chancery-project/chancery/trust"
 )
@@ -57,4 +60,20 @@ func readBounded(path string, most int) ([]byte, error) {
 		err = errors.New(path + " is larger than expected")
 	}
 	return data, err
+}
+
+// Expiry reads a JWT's exp without verifying anything; only the server's verdict counts.
+func Expiry(token string) (time.Time, bool) {
+	parts := strings.Split(token, ".")
+	if len(parts) != 3 {
+		return time.Time{}, false
+	}
+	payload, err := base64.RawURLEncoding.DecodeString(parts[1])
+	var claims struct {
+		Exp float64 `json:"exp"`
+	}
+	if err != nil || json.Unmarshal(payload, &claims) != nil || claims.Exp <= 0 {
+		return time.Time{}, false
+	}
+	return time.Unix(int64(claims.Exp), 0), true
 }

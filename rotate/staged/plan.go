@@ -142,12 +142,12 @@ func (m *Manager) planNotes(doc *document.Document, kind document.AuthorityKind,
 	}
 	if kind == document.KindRoot || reason == document.ReasonCompromised {
 		add("the new root's key is a new one, kept apart from the old (%s); the old root's key is deleted when it retires", m.config.Authority.KeyPlace())
-		add("files with roots that agents are started with (serverRoots) should be written anew after the phase activate; agents that run need nothing")
+		add("copies of roots.pem that somebody was given (serverRoots of new agents, CA_ROOT_CA of Istio's) should be replaced from the phase distribute on, and before retire; agents that run need nothing")
 	}
 	if m.config.Blind != nil {
 		if blind := m.config.Blind(); len(blind) > 0 {
 			named := blind[:min(len(blind), maxNamed)]
-			add("%d consumers cannot enforce CRLs, among them %s: a certificate of the old issuer that was revoked is good for them until it ends, or its root is gone", len(blind), strings.Join(named, ", "))
+			add("consumers that cannot enforce CRLs: %d, among them %s: a certificate of the old issuer that was revoked is good for them until it ends, or its root is gone", len(blind), strings.Join(named, ", "))
 		}
 	}
 	heard := map[string]time.Time{}

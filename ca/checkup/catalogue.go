@@ -180,5 +180,5 @@ var Catalogue = []Entry{
 	{"server.unreachable", both, "The agent cannot renew its identity there: warning while another one of its servers answers, else critical.",
 		"Check the address, the network and that the server runs."},
 	{"server.unverified", criticals, "Whatever answers does not prove to be this trust domain's server, so the agent does not talk to it.",
-		"Check that `server` is the right address and serverRoots the roots of that server; somebody may be in between."},
+		"If the roots were rotated while the agent was off: put what `chancery authority show -o pem -c SERVER.yaml` prints on a server into serverRoots; no restart. Else check that `server` is the right address: somebody may be in between."},
 }

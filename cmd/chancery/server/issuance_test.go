@@ -7,9 +7,11 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/chancery-project/chancery/ca/audit"
 	"github.com/chancery-project/chancery/ca/issuelog/verify"
 	"github.com/chancery-project/chancery/ca/store"
 	"github.com/chancery-project/chancery/cmd/chancery/server/issuance"
@@ -113,4 +115,39 @@ func TestIssuanceLogForAnExistingAuthority(t *testing.T) {
 		t.Fatal(err)
 	}
 	verifyClean(t, s.IssuanceLog)
+}
+
+// TestServed: a server that begins with what init made has served nobody, so that no rotation waits for those of whom nothing is known.
+func TestServed(t *testing.T) {
+	dir := t.TempDir()
+	s := configIn(t, dir, "issuanceLog: log\n")
+	if err := Init(t.Context(), s, t.Output()); err != nil {
+		t.Fatal(err)
+	}
+	log, err := audit.Open(filepath.Join(dir, "other.jsonl"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer log.Close()
+	l, _, err := issuance.Open(s.IssuanceLog, log, discard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	if l.Size() != 4 || issuance.Served(l, s.domain) {
+		t.Errorf("a log of %d entries that init made counts as one of a server that served", l.Size())
+	}
+	if !issuance.Served(nil, s.domain) {
+		t.Error("without a log nobody knows that nobody was served")
+	}
+	leaf := audit.Record{Event: audit.Intent, Time: time.Now(), Serial: "0102", SPIFFEID: "spiffe://cluster.local/ns/foo/sa/web", Profile: "issuer"}
+	if err := l.Write([]audit.Record{leaf}); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.Sequence(); err != nil {
+		t.Fatal(err)
+	}
+	if l.Size() != 5 || !issuance.Served(l, s.domain) {
+		t.Errorf("a log of %d entries with a leaf counts as one of a server that served nobody", l.Size())
+	}
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/chancery-project/chancery/ca/audit"
 	"github.com/chancery-project/chancery/ca/authority"
 	"github.com/chancery-project/chancery/ca/issuelog"
+	"github.com/chancery-project/chancery/ca/issuelog/verify"
 	"github.com/chancery-project/chancery/trust"
 )
 
@@ -93,4 +94,29 @@ func Entries(l *issuelog.Log) prometheus.Collector {
 	return prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "chancery_ca_issuance_log_entries", Help: "Entries of the issuance log: intents, certificates and failures.",
 	}, func() float64 { return float64(l.Size()) })
+}
+
+// maxAuthorities bounds the entries that are read to see whether a log is about authorities alone.
+const maxAuthorities = 64
+
+// Served reports whether a server may have signed certificates of others before this moment: what `authority init` has made is none. No log
+// says nothing, and so does one that cannot be read.
+func Served(l *issuelog.Log, td trust.Domain) bool {
+	if l == nil || l.Size() > maxAuthorities {
+		return true
+	}
+	if l.Size() == 0 {
+		return false
+	}
+	r, err := verify.OpenReader(l.Dir(), l.PublicKey())
+	if err != nil || r.Checkpoint.Size != l.Size() {
+		return true
+	}
+	seen, leaves := int64(0), false
+	err = r.Search(context.Background(), verify.Query{}, func(f verify.Found) error {
+		seen++
+		leaves = leaves || f.Entry.SPIFFEID != "spiffe://"+td.String() // an ID without a path is that of an authority
+		return nil
+	})
+	return err != nil || leaves || seen != l.Size()
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/chancery-project/chancery/api/chanceryv1"
 	"github.com/chancery-project/chancery/ca"
 	"github.com/chancery-project/chancery/ca/authority"
+	"github.com/chancery-project/chancery/cmd/chancery/server/issuance"
 	"github.com/chancery-project/chancery/csr/evidence"
 )
 
@@ -26,7 +27,7 @@ func (d Desk) Consumers() *evidence.Ledger { return d.ledger }
 func (d *Desk) consumers() evidence.Config {
 	c := evidence.Config{
 		Board: d.config.Board, Life: ca.DefaultTTL, MaxLife: ca.DefaultMaxTTL, Logger: d.config.Logger,
-		Served: d.config.Issuance == nil || d.config.Issuance.Size() > 0,
+		Served: issuance.Served(d.config.Issuance, d.config.Domain),
 	}
 	if p := d.config.Profile; p != nil {
 		c.Life, c.MaxLife = p.DefaultTTL(), p.MaxTTL()

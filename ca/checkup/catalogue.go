@@ -54,7 +54,7 @@ var Catalogue = []Entry{
 	{"issuer-files.unusable", both, "The plugged-in issuer cannot be used as it lies there: a server does not start; one that runs goes on with the former one (warning).",
 		"Follow the reason (a root is replaced in three steps: docs/config.md); have the tool that writes the files write them again, or put the former ones back."},
 	{"root.ended", warns, "Verifiers pass over it; it does no harm and no good.",
-		"Leave it until staged root rotation can take it out."},
+		"Nothing has to be done. An own one leaves with the next `chancery rotate start --root`; take one of plugged-in files out of them."},
 	{"root.too-short", criticals, "From now on issuers and certificates are cut short by their root's end.",
 		"Rotate the root: `chancery rotate plan --root`, then `start`. Every verifier must have the new one before the old one ends."},
 	{"key.failed", both, "Nothing can be signed with this key. The issuer's is needed for each certificate (critical); the root's for the next renewal of the issuer.",
@@ -180,5 +180,5 @@ var Catalogue = []Entry{
 	{"server.unreachable", both, "The agent cannot renew its identity there: warning while another one of its servers answers, else critical.",
 		"Check the address, the network and that the server runs."},
 	{"server.unverified", criticals, "Whatever answers does not prove to be this trust domain's server, so the agent does not talk to it.",
-		"Check that `server` is the right address and serverRoots the roots of that server; somebody may be in between."},
+		"If the roots were rotated while the agent was off: put what `chancery authority show -o pem -c SERVER.yaml` prints on a server into serverRoots; no restart. Else check that `server` is the right address: somebody may be in between."},
 }

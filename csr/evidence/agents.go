@@ -143,7 +143,7 @@ func (s *Stream) statement(m *chanceryv1.ConsumersState, now time.Time) statemen
 	x := statement{stream: s, began: s.began, at: now.UnixMilli(), blind: m == nil, low: m.GetGeneration(), ends: uint32(max(0, m.GetUntil().GetSeconds()))}
 	if x.blind {
 		x.life = uint32(s.ledger.config.MaxLife / time.Second)
-		x.why = "it is of a version that does not say who uses its certificates"
+		x.why = "it is of a version that does not say who uses its certificates, and counts as long as it renews: update it, or override the gate"
 		return x
 	}
 	if m.GetUntil().GetNanos() > 0 {

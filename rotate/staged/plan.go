@@ -144,7 +144,7 @@ func (m *Manager) planNotes(doc *document.Document, kind document.AuthorityKind,
 	}
 	if kind == document.KindRoot || reason == document.ReasonCompromised {
 		add("the new root's key is a new one, kept apart from the old (%s); the old root's key is deleted when it retires", m.config.Authority.KeyPlace())
-		add("files with roots that agents are started with (serverRoots) should be written anew after the phase activate; agents that run need nothing")
+		add("copies of roots.pem that somebody was given (serverRoots of new agents, CA_ROOT_CA of Istio's) should be replaced from the phase distribute on, and before retire; agents that run need nothing")
 	}
 	if root, err := doc.Active(m.config.Domain, document.KindRoot); err == nil && (kind == document.KindRoot || reason == document.ReasonCompromised) {
 		for _, x := range below.Under(doc.Domains[m.config.Domain.String()].Below, root.ID, now) {
@@ -154,7 +154,7 @@ func (m *Manager) planNotes(doc *document.Document, kind document.AuthorityKind,
 	if m.config.Blind != nil {
 		if blind := m.config.Blind(); len(blind) > 0 {
 			named := blind[:min(len(blind), maxNamed)]
-			add("%d consumers cannot enforce CRLs, among them %s: a certificate of the old issuer that was revoked is good for them until it ends, or its root is gone", len(blind), strings.Join(named, ", "))
+			add("consumers that cannot enforce CRLs: %d, among them %s: a certificate of the old issuer that was revoked is good for them until it ends, or its root is gone", len(blind), strings.Join(named, ", "))
 		}
 	}
 	heard := map[string]time.Time{}

@@ -212,7 +212,7 @@ func TestPlan(t *testing.T) {
 			t.Errorf("with certificates that count for 40 minutes: %s to %s, %s to %s", d.Least, d.Most, r.Least, r.Most)
 		}
 		notes := strings.Join(root.Notes, "\n")
-		for _, want := range []string{"6 consumers cannot enforce CRLs, among them envoy 7, spiffe-helper, c, d, e:", "replica b was last heard of at", "the old root's key is deleted"} {
+		for _, want := range []string{"consumers that cannot enforce CRLs: 6, among them envoy 7, spiffe-helper, c, d, e:", "replica b was last heard of at", "the old root's key is deleted"} {
 			if !strings.Contains(notes, want) {
 				t.Errorf("the notes lack %q:\n%s", want, notes)
 			}

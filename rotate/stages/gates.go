@@ -102,11 +102,11 @@ func (v *view) successor() Gate {
 	case v.r.Kind != document.KindRoot && v.r.Kind != document.KindIssuer:
 		g.Waiting = []string{fmt.Sprintf("a rotation of kind %.40q is not known to this version", v.r.Kind)}
 	case v.r.Kind == document.KindRoot && root == nil:
-		g.Waiting = []string{"the new root is not made yet"}
+		g.Waiting = []string{"the new root is not made yet" + v.behindDriver()}
 	case issuer == nil && files && v.r.Phase == document.PhaseDistribute:
 		g.Waiting = []string{"once everybody trusts the new root: change certificate and key of the issuer in the plugged-in files to those under it"}
 	case issuer == nil && !(files && v.r.Phase == document.PhasePrepare):
-		g.Waiting = []string{"the new issuer is not made yet"}
+		g.Waiting = []string{"the new issuer is not made yet" + v.behindDriver()}
 	case issuer != nil && v.r.Kind == document.KindRoot && issuer.RootID() != root.ID:
 		g.Waiting = []string{fmt.Sprintf("issuer %s is not under root %s", issuer.ID, root.ID)}
 	case root != nil && root.Tainted != nil || issuer != nil && issuer.Tainted != nil:
@@ -117,6 +117,21 @@ func (v *view) successor() Gate {
 		return Gate{}
 	}
 	return g
+}
+
+// behindDriver says in words if the replica that takes the steps does not go by this document, as one that is down or too old to read it.
+func (v *view) behindDriver() string {
+	if v.d.Driver == nil {
+		return ""
+	}
+	name := v.d.Driver.Replica
+	switch n := v.note(name); {
+	case n == nil:
+		return fmt.Sprintf(": replica %s should make it, and has written no note", name)
+	case n.Acknowledged < v.r.Version:
+		return fmt.Sprintf(": replica %s should make it, and works by version %d of the document; this began with %d", name, n.Acknowledged, v.r.Version)
+	}
+	return ""
 }
 
 // note returns the note of a replica; nil if there is none.
@@ -180,7 +195,7 @@ func (v *view) consumers() Gate {
 	for _, n := range v.voices() { // those whom nobody can name count as well (decision D2)
 		if until := n.Evidence.Lost.Add(skew); !n.Evidence.Lost.IsZero() && v.now.Before(until) {
 			g.Passed = false
-			g.Waiting = append(g.Waiting, fmt.Sprintf("replica %s was killed, or had no room: whom it served then counts until %s", n.Replica, stamp(n.Evidence.Lost)))
+			g.Waiting = append(g.Waiting, fmt.Sprintf("replica %s does not know everybody whom it served before it started, or had no room for more: they count until %s", n.Replica, stamp(n.Evidence.Lost)))
 			if !silent {
 				g.Until = later(g.Until, until)
 			}

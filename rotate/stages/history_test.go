@@ -47,7 +47,7 @@ var histories = []struct{ name, text string }{
 		start root; drive; b dies; b declared dead; 4 minutes; b restarts -> distribute waits replicas, consumers;
 		drive -> distribute; b writes; drive -> activate waits replicas`},
 	{"what a process of before signed blocks its next one (D2)", `
-		start root; drive; b dies; b restarts; b writes -> distribute waits consumers says replica b was killed, or had no room: whom it served then counts until 2026-12-01T00:03:00Z;
+		start root; drive; b dies; b restarts; b writes -> distribute waits consumers says replica b does not know everybody whom it served before it started, or had no room for more: they count until 2026-12-01T00:03:00Z;
 		4 minutes; b writes; drive -> activate`},
 	{"a paused signer wakes after the end: it signs nothing any more (D4)", `
 		start root; drive; b follows; 3 minutes; b writes; b sleeps; b declared dead; drive -> activate; drive -> reissue waits stragglers, wait;

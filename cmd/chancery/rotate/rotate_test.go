@@ -247,19 +247,19 @@ func TestScreenDrawsOverItself(t *testing.T) {
 		}
 		return out.String()
 	}
-	if got := draw("a", strings.Repeat("é", 21)); got != "\ra\x1b[K\n\r"+strings.Repeat("é", 19)+"…\x1b[K\n\x1b[J" {
+	if got := draw("a", strings.Repeat("é", 21)); got != "\ra\x1b[K\n\r"+strings.Repeat("é", 20)+"\x1b[K\n\r    é\x1b[K\n\x1b[J" {
 		t.Errorf("%q", got)
 	}
-	if got := draw("b"); got != "\x1b[2A\rb\x1b[K\n\x1b[J" {
+	if got := draw("b"); got != "\x1b[3A\rb\x1b[K\n\x1b[J" {
 		t.Errorf("%q", got)
 	}
-	if got := draw("1", "2", "3", "4", "5", "6", "7"); !strings.HasPrefix(got, "\x1b[1A\r1\x1b[K\n") || !strings.Contains(got, "... and 3 more line…") || s.rows != 5 {
+	if got := draw("1", "2", "3", "4", "5", strings.Repeat("6", 21), "7"); !strings.HasPrefix(got, "\x1b[1A\r1\x1b[K\n") || !strings.Contains(got, "... and 3 more line…") || s.rows != 5 {
 		t.Errorf("%q, %d rows", got, s.rows)
 	}
 	w := &watcher{format: "text", screen: s}
 	s.drawn = lines{"table"}
 	for range 3 {
-		if err := w.silent(errors.New("gone")); err != nil || !slices.Equal(s.drawn, lines{"table"}) || s.rows != 2 {
+		if err := w.silent(errors.New("gone")); err != nil || !slices.Equal(s.drawn, lines{"table"}) || s.rows != 3 {
 			t.Errorf("%v: %q, %d rows", err, s.drawn, s.rows)
 		}
 	}

@@ -3,6 +3,7 @@ package rotate
 import (
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 
@@ -59,7 +60,7 @@ func TestWatchOnATerminal(t *testing.T) {
 		}
 		got += string(read[:n])
 	}
-	if n := strings.Count(got, fmt.Sprintf("\x1b[%dA", len(table(&all[0])))); n != 3 {
+	if n := strings.Count(got, fmt.Sprintf("\x1b[%dA", len(table(&all[0]).fold(60)))); n != 3 {
 		t.Errorf("drawn over %d times, want 3:\n%q", n, got)
 	}
 	for _, line := range strings.Split(got, "\n") {
@@ -91,5 +92,24 @@ func TestWatchOnATerminal(t *testing.T) {
 	}
 	if width, height := screenOf(slave).size(); width != stdWidth || height != stdHeight {
 		t.Errorf("without a size: %d x %d", width, height)
+	}
+}
+
+// TestTableIsFolded: on a narrow terminal it can be read who is waited for, and why; only where there are too few rows lines are cut.
+func TestTableIsFolded(t *testing.T) {
+	l := lines{"short", "      - agent spiffe://td/a: its proxy says no", strings.Repeat("x", 45)}
+	want := lines{"short", "      - agent spiffe://td/a:", "          its proxy says no", strings.Repeat("x", 30), "    " + strings.Repeat("x", 15)}
+	if got := l.fold(30); !slices.Equal(got, want) {
+		t.Errorf("got %q", got)
+	}
+	for height, fits := range map[int]bool{6: true, 5: false} {
+		var out strings.Builder
+		s := &screen{out: &out, size: func() (int, int) { return 30, height }}
+		if err := s.draw(l); err != nil {
+			t.Fatal(err)
+		}
+		if strings.Contains(out.String(), "proxy says no") != fits || strings.Contains(out.String(), "…") == fits {
+			t.Errorf("%d rows: %q", height, out.String())
+		}
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/chancery-project/chancery/cmd/chancery/process"
@@ -171,14 +172,18 @@ type screen struct {
 	rows  int   // of the terminal that they took
 }
 
-// draw replaces what was drawn. Lines are cut to the terminal's width: a row that breaks would be counted as one.
+// draw replaces what was drawn. Lines are folded to the terminal's width, or cut where there is no room for that: a row that breaks by
+// itself would be counted as one.
 func (s *screen) draw(l lines) error {
 	width, height := s.size()
 	var b bytes.Buffer
 	if s.rows > 0 {
 		fmt.Fprintf(&b, "\x1b[%dA", s.rows)
 	}
-	shown := l
+	shown := l.fold(width)
+	if len(shown) >= height {
+		shown = l
+	}
 	if len(shown) >= height {
 		shown = append(append(lines{}, shown[:height-2]...), fmt.Sprintf("... and %d more lines: the terminal is too small", len(l)-height+2))
 	}
@@ -189,6 +194,34 @@ func (s *screen) draw(l lines) error {
 	s.drawn, s.rows = l, len(shown)
 	_, err := s.out.Write(b.Bytes())
 	return err
+}
+
+// fold breaks lines that are longer than a number of columns, between words. What follows is indented.
+func (l lines) fold(width int) (all lines) {
+	for _, line := range l {
+		r := []rune(line)
+		indent := 0
+		for indent < len(r) && r[indent] == ' ' {
+			indent++
+		}
+		if indent += 4; indent > width/2 {
+			indent = 0
+		}
+		for len(r) > width {
+			end := width
+			for end > indent && r[end] != ' ' {
+				end--
+			}
+			if end == indent { // one long word
+				all, r = append(all, string(r[:width])), r[width:]
+			} else {
+				all, r = append(all, string(r[:end])), r[end+1:]
+			}
+			r = append([]rune(strings.Repeat(" ", indent)), r...)
+		}
+		all = append(all, string(r))
+	}
+	return all
 }
 
 // cut cuts a line to a number of columns, each rune taken for one.

@@ -10,6 +10,7 @@ import (
 
 	"github.com/chancery-project/chancery/ca/document"
 	"github.com/chancery-project/chancery/ca/store"
+	"github.com/chancery-project/chancery/rotate/stages"
 )
 
 // full is a store that takes no document while it is told so, and goes on otherwise: this server keeps its lease.
@@ -69,6 +70,24 @@ func TestFullStoreDoesNotFillTheAuditLog(t *testing.T) {
 		w.until("a", document.PhaseDistribute)
 		if n := a.lines(t, "rotate start") - before; n < 2 || n > 70 {
 			t.Errorf("the start by policy is in the audit log %d times", n)
+		}
+	})
+}
+
+// TestGatesThatFlapDoNotFillTheLog: a gate that passes once more each second is told once an hour.
+func TestGatesThatFlapDoNotFillTheLog(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		w := newWorld(t, "a", nil)
+		a := w.all["a"]
+		w.begin(t, "a", document.KindRoot)
+		w.until("a", document.PhaseDistribute)
+		a.m.look(t.Context(), time.Now())
+		for i := range 7200 {
+			a.m.noteGates([]stages.Gate{{Name: stages.GateConsumers, Passed: i%2 == 0}}, a.k.Document().Rotating(td), time.Now())
+			time.Sleep(time.Second)
+		}
+		if n := strings.Count(a.log.String(), "gate=consumers"); n != 2 {
+			t.Errorf("the log has it %d times", n)
 		}
 	})
 }

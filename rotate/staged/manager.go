@@ -178,7 +178,7 @@ func (m *Manager) advance(ctx context.Context, e stages.Evidence, now time.Time)
 		}
 		return true, m.retry.note(a.MakeSuccessors(ctx, id), now)
 	}
-	m.noteGates(stages.Gates(doc, td, e, now), doc.Rotating(td))
+	m.noteGates(stages.Gates(doc, td, e, now), doc.Rotating(td), now)
 	next, actions := stages.Next(doc, td, e, now)
 	for _, act := range actions {
 		if act.Event != "" && !m.told[act.Event] {

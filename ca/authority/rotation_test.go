@@ -100,6 +100,22 @@ func TestD4UnconfirmedReplicaSignsNothingThatOutlivesItsRoot(t *testing.T) {
 			r.down.Store(false)
 			rotating(t, k, KindRoot)
 		}
+
+		// A rotation that was started and that nobody has driven yet does not stop everything when the store goes away just then.
+		begun = time.Now()
+		if err := k.Change(t.Context(), func(next *Document) error {
+			next.State(c.Domain).Rotation.Since, next.State(c.Domain).Rotation.NotBefore = begun, time.Time{}
+			return nil
+		}); err != nil {
+			t.Fatal(err)
+		}
+		r.down.Store(true)
+		time.Sleep(10 * time.Minute)
+		life(50 * time.Minute)
+		time.Sleep(50 * time.Minute)
+		if _, err := k.Issuer(); !errors.Is(err, ca.ErrNotReady) {
+			t.Errorf("an hour after the start: %v", err)
+		}
 	})
 }
 

@@ -42,8 +42,10 @@ type Config struct {
 type Manager struct {
 	config Config
 	wake   chan struct{}
-	seen   watched // of Run's goroutine
-	retry  retry   // likewise
+	seen   watched         // of Run's goroutine
+	retry  retry           // likewise, of making a successor,
+	starts retry           // and of starting a rotation
+	told   map[string]bool // what the audit log has of a step that could not be stored yet; likewise
 	ended  *prometheus.CounterVec
 
 	mu      sync.Mutex // guards trouble
@@ -55,7 +57,7 @@ func New(c Config) *Manager {
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
-	m := &Manager{config: c, wake: make(chan struct{}, 1)}
+	m := &Manager{config: c, wake: make(chan struct{}, 1), told: map[string]bool{}}
 	m.ended = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "chancery_ca_rotations_ended_total", Help: "Rotations of roots and issuers that have ended since the server's start, by kind and outcome.",
 	}, []string{"kind", "outcome"})
@@ -72,7 +74,8 @@ const (
 	tick = time.Second
 	// maxSteps bounds how far one look goes.
 	maxSteps = 10
-	// firstRetry and maxRetry bound how soon it is tried again to make a successor: each try makes keys.
+	// firstRetry and maxRetry bound how soon it is tried again to make a successor, or to start a rotation: each try makes keys, or a
+	// line in the audit log.
 	firstRetry = 2 * time.Second
 	maxRetry   = time.Minute
 )
@@ -133,7 +136,6 @@ func (m *Manager) setTrouble(err error) {
 
 // drive starts what is to be started, and moves what is under way as far as it goes.
 func (m *Manager) drive(ctx context.Context, now time.Time) error {
-	told := map[string]bool{}
 	for range maxSteps {
 		doc := m.config.Authority.Document()
 		if doc.Rotating(m.config.Domain) == nil {
@@ -149,7 +151,7 @@ func (m *Manager) drive(ctx context.Context, now time.Time) error {
 		if m.config.Authority.Document().Rotating(m.config.Domain) == nil { // they ended it
 			continue
 		}
-		moved, err := m.advance(ctx, e, told, now)
+		moved, err := m.advance(ctx, e, now)
 		if err != nil || !moved {
 			return err
 		}
@@ -166,8 +168,8 @@ func (m *Manager) evidence() stages.Evidence {
 // errMoved: the document is another than the one that was looked at.
 var errMoved = errors.New("the document has changed meanwhile")
 
-// advance goes one step, if there is one. What is told of it is in the audit log before; told keeps what is.
-func (m *Manager) advance(ctx context.Context, e stages.Evidence, told map[string]bool, now time.Time) (moved bool, _ error) {
+// advance goes one step, if there is one. What is told of it is in the audit log before: once, however often the store does not take it.
+func (m *Manager) advance(ctx context.Context, e stages.Evidence, now time.Time) (moved bool, _ error) {
 	a, td := m.config.Authority, m.config.Domain
 	doc := a.Document()
 	if id := doc.Rotating(td).ID; a.LacksSuccessor(id, now) { // also one that waits for so long that it would end soon
@@ -176,14 +178,14 @@ func (m *Manager) advance(ctx context.Context, e stages.Evidence, told map[strin
 		}
 		return true, m.retry.note(a.MakeSuccessors(ctx, id), now)
 	}
-	m.noteGates(stages.Gates(doc, td, e, now), doc.Rotating(td))
+	m.noteGates(stages.Gates(doc, td, e, now), doc.Rotating(td), now)
 	next, actions := stages.Next(doc, td, e, now)
 	for _, act := range actions {
-		if act.Event != "" && !told[act.Event] {
+		if act.Event != "" && !m.told[act.Event] {
 			if err := m.config.Log.Append(audit.Record{Event: audit.Admin, Actor: "server " + a.Replica(), Detail: act.Event}); err != nil {
 				return false, fmt.Errorf("a rotation goes on only once the audit log says so: %w", err)
 			}
-			told[act.Event] = true
+			m.told[act.Event] = true
 		}
 	}
 	if next == doc {
@@ -195,7 +197,7 @@ func (m *Manager) advance(ctx context.Context, e stages.Evidence, told map[strin
 			return replica.ErrUnchanged
 		}
 		for _, act := range actions {
-			if act.Event != "" && !told[act.Event] {
+			if act.Event != "" && !m.told[act.Event] {
 				return errMoved
 			}
 		}
@@ -206,6 +208,7 @@ func (m *Manager) advance(ctx context.Context, e stages.Evidence, told map[strin
 		return true, nil
 	}
 	if err == nil {
+		clear(m.told)
 		for _, act := range actions {
 			m.config.Logger.Info(act.Event)
 		}

@@ -129,13 +129,16 @@ func (m *Manager) begin(ctx context.Context, doc *document.Document, now time.Ti
 		return err
 	}
 	if set != nil {
-		return m.beginByFiles(ctx, doc, step, swap.ID(set.Chain[0]))
+		return m.beginByFiles(ctx, doc, step, swap.ID(set.Chain[0]), now)
 	}
 	kind, why := m.due(doc, now)
 	if why == "" {
 		return nil
 	}
-	err = m.start(ctx, m.config.Authority.Drive, stages.Request{Kind: kind, Reason: document.ReasonPolicy, Actor: "policy"}, nil)
+	if !m.starts.isDue(now) {
+		return m.starts.last
+	}
+	err = m.starts.note(m.start(ctx, m.config.Authority.Drive, stages.Request{Kind: kind, Reason: document.ReasonPolicy, Actor: "policy"}, nil), now)
 	if err == nil {
 		m.config.Logger.Info("a rotation was started by policy", "kind", string(kind), "reason", why)
 	}
@@ -143,19 +146,22 @@ func (m *Manager) begin(ctx context.Context, doc *document.Document, now time.Ti
 }
 
 // beginByFiles starts the rotation to a root that was added to plugged-in files. Their issuer is the active one by then.
-func (m *Manager) beginByFiles(ctx context.Context, doc *document.Document, step swap.Step, issuer string) error {
+func (m *Manager) beginByFiles(ctx context.Context, doc *document.Document, step swap.Step, issuer string, now time.Time) error {
 	m.hint(step.Hint)
 	using, err := doc.Active(m.config.Domain, document.KindIssuer)
 	if step.Kind != swap.Add || err != nil || using.ID != issuer {
 		return err
 	}
+	if !m.starts.isDue(now) {
+		return m.starts.last
+	}
 	q := stages.Request{Kind: document.KindRoot, Reason: document.ReasonFiles, Actor: "files"}
-	err = m.start(ctx, m.config.Authority.Drive, q, func(next *document.Document) error {
+	err = m.starts.note(m.start(ctx, m.config.Authority.Drive, q, func(next *document.Document) error {
 		if b, err := next.Bundle(m.config.Domain); err != nil || slices.ContainsFunc(b.Roots(), step.Root.Equal) {
 			return cmp.Or(err, replica.ErrUnchanged) // by another one's files, meanwhile
 		}
 		return next.AddSuccessors(m.config.Domain, nil, &document.Made{Certificate: step.Root}, nil)
-	})
+	}), now)
 	if err == nil {
 		m.config.Logger.Info("the issuer files have a root more: a rotation to it begins", "root", swap.ID(step.Root))
 	}

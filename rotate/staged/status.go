@@ -55,9 +55,10 @@ type watched struct {
 	phase  document.Phase
 	paused bool
 	back   bool
-	gates  map[string]bool // that have passed
-	since  time.Time       // when a warning is due counts from here
-	ended  map[string]bool // IDs of rotations that have ended
+	gates  map[string]bool      // that have passed
+	passed map[string]time.Time // when that was told last
+	since  time.Time            // when a warning is due counts from here
+	ended  map[string]bool      // IDs of rotations that have ended
 	hinted string
 	hintAt time.Time
 }
@@ -94,7 +95,7 @@ func (m *Manager) observe(doc *document.Document, now time.Time) {
 		return
 	}
 	if r.ID != w.id || r.Phase != w.phase || r.Back != w.back {
-		w.id, w.phase, w.back, w.gates, w.since = r.ID, r.Phase, r.Back, map[string]bool{}, now
+		w.id, w.phase, w.back, w.gates, w.passed, w.since = r.ID, r.Phase, r.Back, map[string]bool{}, map[string]time.Time{}, now
 		log.Info("rotation has a new phase", "rotation", r.ID, "kind", string(r.Kind), "reason", string(r.Reason), "phase", string(r.Phase), "back", r.Back,
 			"from", cmpOr(r.FromRoot, r.FromIssuer), "to", cmpOr(r.ToRoot, r.ToIssuer), "generation", state.Generation)
 	}
@@ -112,14 +113,16 @@ func cmpOr(root, issuer string) string {
 	return issuer
 }
 
-// noteGates tells which gates have passed since the last look. It is for the driver.
-func (m *Manager) noteGates(gates []stages.Gate, r *document.Rotation) {
+// noteGates tells which gates have passed since the last look: one that passes again and again, as consumers come and go, now and then. It
+// is for the driver.
+func (m *Manager) noteGates(gates []stages.Gate, r *document.Rotation, now time.Time) {
 	w := &m.seen
 	if w.id != r.ID || w.phase != r.Phase {
 		return
 	}
 	for _, g := range gates {
-		if g.Passed && !w.gates[g.Name] {
+		if last, told := w.passed[g.Name]; g.Passed && !w.gates[g.Name] && (!told || now.Sub(last) >= warnEvery) {
+			w.passed[g.Name] = now
 			m.config.Logger.Info("gate of a rotation passed", "rotation", r.ID, "phase", string(r.Phase), "gate", g.Name, "overridden", g.Overridden, "have", g.Have, "want", g.Want)
 		}
 		w.gates[g.Name] = g.Passed

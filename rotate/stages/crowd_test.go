@@ -73,3 +73,25 @@ func TestACrowdHasFewWords(t *testing.T) {
 		t.Errorf("a look makes %.0f allocations", n)
 	}
 }
+
+// TestD2CutOffReplicaSignsBeyondItsNote: one that was cut off for long before it was declared dead has signed until then, for as long as
+// its certificates live: that its last note's time has passed says nothing.
+func TestD2CutOffReplicaSignsBeyondItsNote(t *testing.T) {
+	d, e, now := crowd(t)
+	e.LeafTTL = 24 * time.Hour
+	d = d.Clone()
+	dead := now.Add(-10 * time.Minute)
+	d.Logs[0].DeclaredDead = &dead
+	n := &e.Notes[slices.IndexFunc(e.Notes, func(n board.Note) bool { return n.Replica == d.Logs[0].Replica })]
+	n.Acknowledged, n.Seen = 0, now.Add(-30*time.Hour)
+	for _, life := range []time.Duration{time.Hour, 12 * time.Hour} {
+		n.Evidence.Ahead = n.Seen.Add(life)
+		v := look(d, td, e, now)
+		if v.now = dead.Add(life); v.stragglers().Name == "" {
+			t.Errorf("with certificates of %s it is not waited for that long", life)
+		}
+		if v.now = dead.Add(life + settled + 2*skew); v.stragglers().Name != "" {
+			t.Errorf("with certificates of %s: %+v", life, v.stragglers())
+		}
+	}
+}

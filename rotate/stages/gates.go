@@ -355,7 +355,7 @@ func (v *view) stragglers() Gate {
 // that it knew: no longer than that document's earliest end of the old root, which was a window ahead at most (decision D4).
 func (v *view) straggles(dead *document.LogState, followed bool) (until time.Time, why string) {
 	n, at := v.note(dead.Replica), dead.DeclaredDead.Add(settled)
-	woken := at.Add(window(v.e.LeafTTL) + skew)
+	woken := at.Add(max(window(v.e.LeafTTL), v.span(n)) + skew)
 	switch {
 	case followed: // the note is that of a live replica of its name, which has taken over what its own said
 		return woken, "should it live, what it signs is valid"
@@ -367,6 +367,19 @@ func (v *view) straggles(dead *document.LogState, followed bool) (until time.Tim
 		return later(at.Add(v.e.LeafTTL+skew), woken), "it left no note, and certificates of it may be valid"
 	}
 	return later(n.Evidence.Stragglers(v.goal).Add(skew), woken), "certificates of it that nobody else knows may be valid"
+}
+
+// span is how far ahead a replica announced what it signed, as it wrote its note: one that is cut off from the store goes on to sign
+// certificates of that life until it ends, beyond what lies in the store.
+func (v *view) span(n *board.Note) time.Duration {
+	if n == nil || n.Seen.IsZero() || n.Evidence.Ahead.IsZero() {
+		return 0
+	}
+	most := v.e.LeafTTL
+	if most <= 0 {
+		most = ca.LeafTTLLimit
+	}
+	return min(n.Evidence.Ahead.Sub(n.Seen), most)
 }
 
 // wait keeps the root until nothing is valid that a server may have signed under it which the store did not confirm (decision D4).

@@ -14,6 +14,9 @@ import (
 // its root.
 const maxStale = 30 * time.Second
 
+// maxWindow bounds window.
+const maxWindow = time.Hour
+
 // cut is an issuer that signs nothing beyond a time.
 type cut struct {
 	of    *ca.Issuer
@@ -31,16 +34,29 @@ func (h *Issuers) Bounded(i *ca.Issuer, state *document.DomainState, confirmed, 
 	if x := state.Get(document.KindIssuer, i.SKI()); x == nil || x.RootID() != r.FromRoot {
 		return i, nil
 	}
-	if left := r.NotBefore.Sub(now); left < h.least() {
-		return nil, fmt.Errorf("%w: the store has not confirmed since %s that this server knows the newest authority document, and root %s, which it signs under, may leave the bundle from %s on",
-			ca.ErrNotReady, confirmed.UTC().Format(time.RFC3339), r.FromRoot, r.NotBefore.UTC().Format(time.RFC3339))
+	end := r.NotBefore
+	if end.IsZero() { // it was started, and nobody has driven it since: whoever does sets a time that is later
+		end = r.Since.Add(h.window())
 	}
-	if have := h.cut.Load(); have != nil && have.of == i && have.until.Equal(r.NotBefore) {
+	if left := end.Sub(now); left < h.least() {
+		return nil, fmt.Errorf("%w: the store has not confirmed since %s that this server knows the newest authority document, and root %s, which it signs under, may leave the bundle from %s on",
+			ca.ErrNotReady, confirmed.UTC().Format(time.RFC3339), r.FromRoot, end.UTC().Format(time.RFC3339))
+	}
+	if have := h.cut.Load(); have != nil && have.of == i && have.until.Equal(end) {
 		return have.as, nil
 	}
-	next := &cut{i, r.NotBefore, i.Until(r.NotBefore)}
+	next := &cut{i, end, i.Until(end)}
 	h.cut.Store(next)
 	return next.as, nil
+}
+
+// window is how far ahead, at least, the time is set first at which a root may leave: as long as a leaf may live.
+func (h *Issuers) window() time.Duration {
+	shortest := maxWindow
+	for _, p := range h.config.Profiles {
+		shortest = min(shortest, p.MaxTTL())
+	}
+	return shortest
 }
 
 // least is the life that a leaf should have at least: with less it would have ended before its successor is there.

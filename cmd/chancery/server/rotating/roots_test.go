@@ -59,12 +59,12 @@ func TestRootsFileFollows(t *testing.T) {
 		var log bytes.Buffer
 		var now atomic.Pointer[trust.Bundle]
 		var fails atomic.Bool
-		writes := 0
+		var writes atomic.Int64
 		now.Store(one)
 		r := RootsFile{
 			Path: path, Logger: slog.New(slog.NewTextHandler(&log, nil)), Bundle: func() (*trust.Bundle, error) { return now.Load(), nil },
 			Write: func() error {
-				writes++
+				writes.Add(1)
 				if fails.Load() {
 					return errors.New("no space left")
 				}
@@ -74,11 +74,11 @@ func TestRootsFileFollows(t *testing.T) {
 		ctx, stop := context.WithCancel(t.Context())
 		ended := make(chan error, 1)
 		go func() { ended <- r.Run(ctx) }()
-		look := func(want *trust.Bundle, count int) {
+		look := func(want *trust.Bundle, count int64) {
 			t.Helper()
 			synctest.Sleep(3 * lookEvery)
-			if have, err := os.ReadFile(path); err != nil || !bytes.Equal(have, want.PEM()) || writes != count {
-				t.Errorf("%d bytes, %d writes, %v; want %d bytes, %d writes", len(have), writes, err, len(want.PEM()), count)
+			if have, err := os.ReadFile(path); err != nil || !bytes.Equal(have, want.PEM()) || writes.Load() != count {
+				t.Errorf("%d bytes, %d writes, %v; want %d bytes, %d writes", len(have), writes.Load(), err, len(want.PEM()), count)
 			}
 		}
 		look(one, 1)

@@ -1,6 +1,7 @@
 package client_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -74,6 +75,11 @@ func TestD19AReissueGoesOverTheStream(t *testing.T) {
 		}, 1},
 	} {
 		publish(w.reissue(uint64(i)+1, tc.issuers...))
+		wait(t, "the agent is asked, which comes when it is its turn", func() bool {
+			a.mu.Lock()
+			defer a.mu.Unlock()
+			return len(tc.issuers) == 0 || slices.EqualFunc(a.reissued, tc.issuers, bytes.Equal)
+		})
 		if tc.change != nil {
 			tc.change()
 		}

@@ -114,6 +114,8 @@ type syncAgent struct {
 	changed chan struct{}
 	applied []*trust.Bundle
 	refuse  error
+
+	reissued [][]byte // that were named last
 }
 
 type safeLog struct {
@@ -149,6 +151,11 @@ func (w *world) startSync(c client.Config, own ...*trust.Identity) *syncAgent {
 			},
 			Apply:        a.apply,
 			NotEnforcing: func() []string { return []string{strings.Repeat("ü", 150)} },
+			Reissue: func(issuers [][]byte, _ time.Duration) {
+				a.mu.Lock()
+				defer a.mu.Unlock()
+				a.reissued = issuers
+			},
 		})
 	}()
 	w.t.Cleanup(func() {

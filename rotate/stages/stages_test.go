@@ -246,3 +246,24 @@ func TestD2SettledIsOlderThanWhoIsHere(t *testing.T) {
 		t.Errorf("%d are behind by the word of the dead, though another heard that they are not", n)
 	}
 }
+
+// TestDriverThatIsBehindIsNamed: while nothing is made, it is said which server should, if that one is down or too old for the document.
+func TestDriverThatIsBehindIsNamed(t *testing.T) {
+	d := document.New()
+	d.Logs = []document.LogState{{ID: 1 << 24, Replica: "a"}, {ID: 1<<24 + 1, Replica: "b"}}
+	d.State(td).Rotation = &document.Rotation{ID: "r", Kind: document.KindRoot, Phase: document.PhasePrepare, Version: 5}
+	d.Driver = &document.Driver{Replica: "a", Term: 1}
+	for _, c := range []struct {
+		notes []board.Note
+		says  string
+	}{
+		{[]board.Note{{Replica: "b", Acknowledged: 5}}, "the new root is not made yet: replica a should make it, and has written no note"},
+		{[]board.Note{{Replica: "a", Acknowledged: 4}}, "the new root is not made yet: replica a should make it, and works by version 4 of the document; this began with 5"},
+		{[]board.Note{{Replica: "a", Acknowledged: 5}}, "the new root is not made yet"},
+	} {
+		g := Gates(d, td, Evidence{Notes: c.notes}, epoch)
+		if len(g) != 1 || g[0].Passed || !slices.Equal(g[0].Waiting, []string{c.says}) {
+			t.Errorf("%+v, want %q", g, c.says)
+		}
+	}
+}

@@ -34,6 +34,17 @@ func (f *Flags) AddSocket(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&f.Socket, "admin", "", "admin socket of the server: admin.sock in the folder of its state (default: as the config says)")
 }
 
+// Again returns the flags as another command needs them to ask the same server, with a space before them; empty if none was given.
+func (f *Flags) Again() string {
+	switch {
+	case f.Socket != "":
+		return " --admin " + f.Socket
+	case f.Config != "":
+		return " -c " + f.Config
+	}
+	return ""
+}
+
 // Call calls f with a connection to the server, and explains what went wrong.
 func (f *Flags) Call(ctx context.Context, patience time.Duration, do func(context.Context, chanceryv1.AdminClient) error) error {
 	socket, err := f.socket(ctx)
@@ -55,6 +66,9 @@ func (f *Flags) socket(ctx context.Context) (string, error) {
 		return s.AdminSocket(), nil
 	case f.Dev != "" && adminsocket.Probe(ctx, f.Dev) == nil:
 		return f.Dev, nil
+	}
+	if f.Dev != "" {
+		return "", errors.New("which server? Use -c with its config file, or --admin with its admin socket; no `chancery dev` answers on " + f.Dev)
 	}
 	return "", errors.New("which server? Use -c with its config file, or --admin with its admin socket")
 }

@@ -106,7 +106,7 @@ func planCommand(c *common) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return printPlan(cmd.OutOrStdout(), c.format, q, resp)
+			return printPlan(cmd.OutOrStdout(), c.format, c.server.Again(), q, resp)
 		},
 	}
 	w.add(cmd)
@@ -133,7 +133,7 @@ func startCommand(c *common) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return printChanged(cmd.OutOrStdout(), c.format, "started", resp)
+			return printChanged(cmd.OutOrStdout(), c.format, c.server.Again(), "started", resp)
 		},
 	}
 	w.add(cmd)
@@ -207,7 +207,7 @@ func (c *common) change(cmd *cobra.Command, name string, t target) error {
 	if err != nil {
 		return err
 	}
-	return printChanged(cmd.OutOrStdout(), c.format, name, resp)
+	return printChanged(cmd.OutOrStdout(), c.format, c.server.Again(), name, resp)
 }
 
 func statusCommand(c *common) *cobra.Command {

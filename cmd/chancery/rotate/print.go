@@ -29,7 +29,7 @@ func (l lines) print(out io.Writer) error {
 
 func stamp(t time.Time) string { return t.UTC().Format(time.RFC3339) }
 
-func printPlan(out io.Writer, format string, q *chanceryv1.StartRotationRequest, r *chanceryv1.PlanRotationResponse) error {
+func printPlan(out io.Writer, format, flags string, q *chanceryv1.StartRotationRequest, r *chanceryv1.PlanRotationResponse) error {
 	p := planOf(q, r)
 	if format == "json" {
 		return process.WriteJSON(out, p)
@@ -51,7 +51,7 @@ func printPlan(out io.Writer, format string, q *chanceryv1.StartRotationRequest,
 	if q.GetReason() != "" {
 		again += " --reason " + q.GetReason()
 	}
-	l.add("Start it with `%s`.", again)
+	l.add("Start it with `%s%s`.", again, flags)
 	return l.print(out)
 }
 
@@ -84,8 +84,8 @@ func authorities(root, issuer string) string {
 	return words
 }
 
-// printChanged prints what a command that changes something has led to.
-func printChanged(out io.Writer, format, did string, r *chanceryv1.RotationStatus) error {
+// printChanged prints what a command that changes something has led to. The flags are those with which the same server is asked again.
+func printChanged(out io.Writer, format, flags, did string, r *chanceryv1.RotationStatus) error {
 	s := statusOf(r)
 	if format == "json" {
 		return process.WriteJSON(out, s)
@@ -98,7 +98,7 @@ func printChanged(out io.Writer, format, did string, r *chanceryv1.RotationStatu
 		l.add("No rotation is under way.")
 	case did == "started":
 		l.add("Rotation %s of the %s has started: it replaces%s.", x.ID, x.Kind, authorities(x.FromRoot, x.FromIssuer))
-		l.add("Watch it with `chancery rotate status -w`.")
+		l.add("Watch it with `chancery rotate status -w%s`.", flags)
 	default:
 		l = append(l, table(&s)...)
 	}

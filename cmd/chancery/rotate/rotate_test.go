@@ -133,7 +133,7 @@ func TestPlanIsSaid(t *testing.T) {
 		},
 	}
 	var out bytes.Buffer
-	if err := printPlan(&out, "text", q, r); err != nil {
+	if err := printPlan(&out, "text", " -c server.yaml", q, r); err != nil {
 		t.Fatal(err)
 	}
 	want := `A rotation of the root would replace root aa01 and issuer aa02. Nothing has been changed.
@@ -147,13 +147,13 @@ func TestPlanIsSaid(t *testing.T) {
    takes:      at most 1 min 0 s
 In all: 1 s to 1 h 1 min, if nobody pauses it and nobody stays behind for longer than a certificate lives.
 Note: readers` + "\uFFFD" + ` cannot acknowledge
-Start it with ` + "`chancery rotate start --root --reason compromised`" + `.
+Start it with ` + "`chancery rotate start --root --reason compromised -c server.yaml`" + `.
 `
 	if out.String() != want {
 		t.Errorf("got\n%s\nwant\n%s", out.String(), want)
 	}
 	out.Reset()
-	if err := printPlan(&out, "json", q, r); err != nil {
+	if err := printPlan(&out, "json", "", q, r); err != nil {
 		t.Fatal(err)
 	}
 	var p planJSON

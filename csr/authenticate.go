@@ -112,6 +112,22 @@ func (s *Service) authenticate(ctx context.Context) (caller, *Denial) {
 	return caller{remote: cred.remote}, certDenial
 }
 
+// authenticateApart is authenticate on a goroutine of its own. Reading tokens and certificates takes a stack many times as large as a
+// stream needs that is silent for half an hour, and a stack that has grown stays with its goroutine.
+func (s *Service) authenticateApart(ctx context.Context) (c caller, d *Denial) {
+	var failed any
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		defer func() { failed = recover() }()
+		c, d = s.authenticate(ctx)
+	}()
+	if <-done; failed != nil {
+		panic(failed) // of the call that met it
+	}
+	return c, d
+}
+
 // warnOfToken says that a certificate stood in for a token: what is wrong with the token, such as an audience that was
 // taken out of the config, would else show only once certificates alone are not enough, for a whole fleet at a time.
 func (s *Service) warnOfToken(c caller, d *Denial) {

@@ -43,7 +43,7 @@ const retrySync = 30 * time.Second
 // sync serves one agent's stream, also one whose identity is revoked. Nothing of a stranger's is read.
 func (s *Service) sync(g grpc.ServerStream) error {
 	start := time.Now()
-	c, d := s.authenticate(g.Context())
+	c, d := s.authenticateApart(g.Context())
 	if d == nil {
 		place := c.place() + " " + c.PodUID
 		if c.PodUID == "" {

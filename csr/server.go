@@ -34,9 +34,14 @@ const (
 	ageGrace   = 30 * time.Second // for calls of a connection that has reached its age
 	// streamWorkers are goroutines that stay, with stacks grown already; calls beyond them get goroutines of their own.
 	streamWorkers = 32
-	// bufferSize of reads. Writes share buffers while they last: nearly all connections are silent, and with gRPC's 64 kB each
-	// ten thousand agents would hold 640 MB.
-	bufferSize = 8 << 10
+	// readBuffer and writeBuffer are of each connection: nearly all are silent, and with gRPC's 32 kB each ten thousand agents would hold
+	// 320 MB of either. Reads are buffered by TLS already. Buffers for writes are shared, but when all agents are sent something, nearly
+	// all connections write at one moment.
+	readBuffer  = 1 << 10
+	writeBuffer = 4 << 10
+	// window is what a connection, and each of its calls, may send unread; more where a message is larger. gRPC's own grows by a measure
+	// for which it sends a ping of its own along with nearly each message.
+	window = 64 << 10
 )
 
 // Server serves a Service over gRPC with TLS 1.3.
@@ -62,7 +67,8 @@ func NewServer(s *Service, own func() *trust.Identity, more ...*grpc.ServiceDesc
 			MaxConnectionIdle: 30 * time.Minute, Time: time.Minute, Timeout: 20 * time.Second, MaxConnectionAge: s.maxAge, MaxConnectionAgeGrace: ageGrace,
 		}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 20 * time.Second, PermitWithoutStream: true}),
-		grpc.ReadBufferSize(bufferSize), grpc.NumStreamWorkers(streamWorkers), grpc.ForceServerCodecV2(agents.NewCodec()),
+		grpc.ReadBufferSize(readBuffer), grpc.WriteBufferSize(writeBuffer), grpc.StaticStreamWindowSize(window), grpc.StaticConnWindowSize(window),
+		grpc.NumStreamWorkers(streamWorkers), grpc.ForceServerCodecV2(agents.NewCodec()),
 		grpc.StreamInterceptor(s.recoverPanic),
 		grpc.InTapHandle(others.Bound([]string{chanceryv1.Issuance_GetBundle_FullMethodName}, s.istioService().ServiceName, s.nativeService().ServiceName)),
 	)

@@ -49,5 +49,7 @@ func ServerTLS(own func() *Identity) *tls.Config {
 			return nil, errors.New("no server certificate yet")
 		},
 		SessionTicketsDisabled: true, // a resumed session would keep a client certificate alive past its end
+		// Answers are of use once they are there as a whole: small records first, as for a browser, only cost.
+		DynamicRecordSizingDisabled: true,
 	}
 }

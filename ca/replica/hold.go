@@ -64,6 +64,7 @@ type Hold struct {
 	snapshot atomic.Pointer[document.Document]
 	fresh    atomic.Pointer[freshness]
 	told     atomic.Pointer[told]
+	stamp    atomic.Pointer[stamp] // see Mark
 	lease    atomic.Pointer[lease]
 	logID    atomic.Uint32
 	beat     atomic.Int64  // when this process was last known to run, and

@@ -8,6 +8,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/chancery-project/chancery/ca/document"
@@ -187,8 +188,20 @@ func (h *Hold) markText(version, tainted uint64) []byte {
 // tainted an authority, 0 if none did.
 func (h *Hold) Mark() (version, tainted uint64, mac []byte) {
 	d := h.Document()
-	version, tainted = d.Version, d.TaintedAt(h.config.Domain)
-	return version, tainted, h.config.Sealer.MAC(h.markText(version, tainted))
+	m := h.stamp.Load()
+	if m == nil || m.of != d { // each message to an agent takes it: it is made once for each document
+		version, tainted = d.Version, d.TaintedAt(h.config.Domain)
+		m = &stamp{d, version, tainted, h.config.Sealer.MAC(h.markText(version, tainted))}
+		h.stamp.Store(m)
+	}
+	return m.version, m.tainted, slices.Clone(m.mac)
+}
+
+// stamp is the mark of a document, which never changes.
+type stamp struct {
+	of               *document.Document
+	version, tainted uint64
+	mac              []byte
 }
 
 // CheckMark takes a mark that an agent brings. If it tells of a newer document, that is looked for at once; see Err. If it tells of a

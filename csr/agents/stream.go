@@ -127,7 +127,7 @@ func (h *Hub) receive(s *stream, consumers *evidence.Stream, g grpc.ServerStream
 		if err := consumers.Say(m.GetConsumers()); err != nil {
 			return status.Error(codes.InvalidArgument, err.Error())
 		}
-		if mark := m.GetDocumentMark(); h.config.Seen != nil && mark.GetVersion() > max(told, h.config.Mark().GetVersion()) {
+		if mark := m.GetDocumentMark(); h.config.Seen != nil && mark.GetVersion() > told && mark.GetVersion() > h.config.Mark().GetVersion() {
 			told = mark.GetVersion()
 			h.config.Seen(g.Context(), mark)
 		}

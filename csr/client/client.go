@@ -38,6 +38,10 @@ import (
 // bufferSize of reads and writes: little is said on a connection, and gRPC's 64 kB would be for nothing.
 const bufferSize = 4 << 10
 
+// window is what a server may send unread; more where a message is larger. gRPC's own grows by a measure for which it sends a ping along
+// with nearly each message, which costs a server of thousands of agents as much as what it has to say.
+const window = 256 << 10
+
 // Config says whom to ask, and as whom.
 type Config struct {
 	Servers []string                                  // host:port each; a name may have several addresses, looked up for each call

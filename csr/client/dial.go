@@ -49,7 +49,8 @@ func (c *Client) open(a servers.Address, config *tls.Config) (*grpc.ClientConn, 
 	if servers.ViaProxy(a.Name) {
 		target, options = a.Name, nil
 	}
-	conn, err := grpc.NewClient(target, append(options, grpc.WithReadBufferSize(bufferSize), grpc.WithWriteBufferSize(bufferSize), grpc.WithTransportCredentials(credentials.NewTLS(config)),
+	conn, err := grpc.NewClient(target, append(options, grpc.WithReadBufferSize(bufferSize), grpc.WithWriteBufferSize(bufferSize),
+		grpc.WithStaticStreamWindowSize(window), grpc.WithStaticConnWindowSize(window), grpc.WithTransportCredentials(credentials.NewTLS(config)),
 		// A stream is silent nearly always: a server that is gone without a word would not be missed otherwise.
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 30 * time.Second, Timeout: 10 * time.Second}))...)
 	if err != nil {

@@ -7,11 +7,11 @@ import (
 	"log/slog"
 	"os"
 	"runtime"
-	"runtime/debug"
 
 	"github.com/spf13/cobra"
 
 	"github.com/chancery-project/chancery/cmd/chancery/process"
+	"github.com/chancery-project/chancery/cmd/chancery/server/garbage"
 )
 
 // Command returns `chancery server`.
@@ -47,17 +47,13 @@ func serve(ctx context.Context, settings *Settings, logger *slog.Logger) error {
 		return err
 	}
 	tuneRuntime()
+	go garbage.Bound(ctx)
 	defer process.SayStopping(ctx, logger)()
 	return s.Run(ctx, nil)
 }
 
 // tuneRuntime trades for throughput, measured by test/bench/csr.
 func tuneRuntime() {
-	// The live heap is a few MB, so that at Go's default the collector would run every few hundred requests: trade a few
-	// MB for a tenth of the processor.
-	if os.Getenv("GOGC") == "" {
-		debug.SetGCPercent(300)
-	}
 	// A sync of the audit log blocks in the kernel for a fifth of a millisecond, and the runtime counts its thread as
 	// running for most of that time: without one more, a server on two cores would stand half idle during each sync.
 	if os.Getenv("GOMAXPROCS") == "" {

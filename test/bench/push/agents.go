@@ -117,7 +117,7 @@ func connect(ctx context.Context, t *target, tokens []string) (*fleet, error) {
 // open connects one agent and has it follow its stream.
 func (f *fleet) open(ctx context.Context, t *target, i int, token string) error {
 	conn, err := grpc.NewClient(t.addr, grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{RootCAs: t.roots, ServerName: "localhost", MinVersion: tls.VersionTLS13})),
-		grpc.WithReadBufferSize(4<<10), grpc.WithWriteBufferSize(4<<10))
+		grpc.WithReadBufferSize(4<<10), grpc.WithWriteBufferSize(4<<10), grpc.WithStaticStreamWindowSize(256<<10), grpc.WithStaticConnWindowSize(256<<10)) // as package csr/client
 	if err != nil {
 		return fmt.Errorf("connecting: %w", err)
 	}

@@ -69,7 +69,7 @@ func TestKillWhileReplacing(t *testing.T) {
 			if _, err := fmt.Sscanf(lines.Text(), "have %d", &told); err != nil {
 				t.Fatalf("the process says %q", lines.Text())
 			}
-			if !begun {
+			if !begun && (kill%2 == 0 || told > last) { // each second one has written something, however slow the machine is
 				begun = true
 				go func() {
 					<-time.After(rand.N(20 * time.Millisecond)) // not a wait for anything: the moment of the crash
@@ -95,7 +95,7 @@ func TestKillWhileReplacing(t *testing.T) {
 		last = version
 	}
 	t.Logf("%d versions over %d kills", last, kills)
-	if last < uint64(kills) {
+	if last < uint64(kills/2) {
 		t.Errorf("only %d versions were written", last)
 	}
 }

@@ -5,12 +5,14 @@ import (
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
+	"crypto/sha256"
 	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -76,7 +78,8 @@ type fleet struct {
 	size   atomic.Int64 // of the last update
 
 	mu      sync.Mutex
-	seen    map[uint64]int // agents that have answered an update, by its version
+	seen    map[[sha256.Size]byte]int // agents that have answered an update, by its CRLs
+	has     [][sha256.Size]byte       // what each answered last
 	last    uint64
 	at      time.Time // when the last answer was sent
 	changed chan struct{}
@@ -88,7 +91,7 @@ type fleet struct {
 // connect opens a connection and a stream for each token, and returns once each has answered the first update.
 func connect(ctx context.Context, t *target, tokens []string) (*fleet, error) {
 	ctx, cancel := context.WithCancel(ctx)
-	f := &fleet{cancel: cancel, seen: map[uint64]int{}, changed: make(chan struct{}), conns: make([]*grpc.ClientConn, len(tokens))}
+	f := &fleet{cancel: cancel, seen: map[[sha256.Size]byte]int{}, has: make([][sha256.Size]byte, len(tokens)), changed: make(chan struct{}), conns: make([]*grpc.ClientConn, len(tokens))}
 	begun := time.Now()
 	next := atomic.Int64{}
 	var dialers sync.WaitGroup
@@ -165,7 +168,12 @@ func (f *fleet) answer(s chanceryv1.Issuance_SyncClient, i int) error {
 	f.size.Store(int64(proto.Size(u)))
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.seen[u.GetVersion()]++; f.seen[u.GetVersion()] == len(f.conns) {
+	content := sha256.Sum256(slices.Concat(u.GetCrls()...)) // not the version: updates that only bring checkpoints have one of their own
+	if f.has[i] == content {
+		return nil
+	}
+	f.has[i] = content
+	if f.seen[content]++; f.seen[content] == len(f.conns) {
 		f.last, f.at = u.GetVersion(), time.Now()
 		close(f.changed)
 		f.changed = make(chan struct{})

@@ -7,6 +7,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
+	"encoding/binary"
 	"encoding/pem"
 	"errors"
 	"fmt"
@@ -68,7 +69,9 @@ func (f *floor) Sync(g grpc.BidiStreamingServer[chanceryv1.SyncRequest, chancery
 		f.mu.Unlock()
 		if sent < version {
 			sent = version
-			if err := g.Send(&chanceryv1.SyncUpdate{Version: version, Crls: [][]byte{make([]byte, floorBytes)}}); err != nil {
+			content := make([]byte, floorBytes)
+			binary.BigEndian.PutUint64(content, version) // each push brings another
+			if err := g.Send(&chanceryv1.SyncUpdate{Version: version, Crls: [][]byte{content}}); err != nil {
 				return err
 			}
 			continue

@@ -175,6 +175,7 @@ type talk struct {
 	behind      time.Time              // since when that, or what answers have brought, is newer than what this stream brings; zero: it is not
 	patience    time.Duration          // with that
 	leave       func()                 // makes the connection unknown to other calls; nil before the first update
+	looked      *trust.Bundle          // that the server's certificate was last held against; nil: none
 	disowned    <-chan time.Time       // ends the stream, whose server is vouched for no longer; nil for none
 }
 
@@ -385,9 +386,10 @@ func (w *talk) take(u *chanceryv1.SyncUpdate) {
 func (w *talk) look() {
 	p, _ := peer.FromContext(w.stream.Context())
 	bundle, err := w.serverBundle()
-	if p == nil || err != nil || w.disowned != nil {
+	if p == nil || err != nil || w.disowned != nil || w.looked != nil && w.looked.SameRoots(bundle) && w.looked.CRLs().Equal(bundle.CRLs()) {
 		return
 	}
+	w.looked = bundle
 	info, _ := p.AuthInfo.(credentials.TLSInfo)
 	_, _, err = trust.Verify(info.State.PeerCertificates, trust.Only(bundle), time.Now())
 	if _, ended := errors.AsType[x509.CertificateInvalidError](err); err != nil && !ended {

@@ -47,7 +47,6 @@ type counts struct {
 	Replaced int    // have had a second one,
 	Twice    int    // and a third one
 	Failed   int    // tries for one that failed
-	Dialled  int    // connections that were begun
 	Last     int64  // when an SVID was replaced last, in nanoseconds
 	Why      string // the last of these failed
 }
@@ -117,7 +116,7 @@ func (f *fleet) read() (sum counts, err error) {
 			return sum, fmt.Errorf("reading what agents have: %w", err)
 		}
 		sum.Held, sum.Replaced, sum.Twice = sum.Held+one.Held, sum.Replaced+one.Replaced, sum.Twice+one.Twice
-		sum.Failed, sum.Dialled, sum.Last = sum.Failed+one.Failed, sum.Dialled+one.Dialled, max(sum.Last, one.Last)
+		sum.Failed, sum.Last = sum.Failed+one.Failed, max(sum.Last, one.Last)
 		if one.Why != "" {
 			sum.Why = one.Why
 		}
@@ -223,10 +222,7 @@ func (p *player) agent(ctx context.Context, i int) error {
 	k := agent.NewKeeper(agent.KeeperConfig{
 		Client: client.Config{
 			Servers: []string{p.share.Server}, Domain: p.domain, ID: id, Cluster: parts.ClusterName, Anchor: kept,
-			Roots: func() ([]*x509.Certificate, error) { // once for each connection
-				p.count(func(n *counts) { n.Dialled++ })
-				return p.roots, nil
-			},
+			Roots: func() ([]*x509.Certificate, error) { return p.roots, nil },
 			Token: func(context.Context) (string, error) { return w.Token, nil },
 		},
 		Logger: logger, Table: table,

@@ -13,13 +13,13 @@
 // Output:
 //
 //	fleet agents=N nodes=N start=Ns                                  until all have an SVID and a stream
-//	reissue agents=N seconds=N rate=N/s target=500/s twice=N connections=N failed=N
+//	reissue agents=N seconds=N rate=N/s target=500/s twice=N failed=N
 //	new-pods when=reissue rate=20/s n=N p50=Nms p99=Nms max=Nms failed=N target=100ms   (then when=quiet, without a target)
 //	cpu who=server seconds=N svid=Nus                                (then who=agents, who=new-pods; between the same moments)
 //	floor rate=N/s n=N
 //	reissue ratio=N
 //
-// where connections are those that agents opened meanwhile, beside the ones that they had, and failed are tries for an SVID.
+// where failed are tries for an SVID.
 //
 //	go run ./test/bench/reissue          # builds cmd/chancery, or takes CHANCERY_BIN
 package main
@@ -224,8 +224,8 @@ func (m *measured) cpu() (used [3]time.Duration, err error) {
 func (m *measured) rate() float64 { return float64(m.config.agents) / m.elapsed.Seconds() }
 
 func (m *measured) report(w io.Writer) {
-	fmt.Fprintf(w, "reissue agents=%d seconds=%.1f rate=%.0f/s target=%d/s twice=%d connections=%d failed=%d\n", m.config.agents, m.elapsed.Seconds(), m.rate(),
-		targetRate, m.end.Twice, m.end.Dialled-m.begin.Dialled, m.end.Failed-m.begin.Failed)
+	fmt.Fprintf(w, "reissue agents=%d seconds=%.1f rate=%.0f/s target=%d/s twice=%d failed=%d\n", m.config.agents, m.elapsed.Seconds(), m.rate(),
+		targetRate, m.end.Twice, m.end.Failed-m.begin.Failed)
 	m.waits.print(w, "reissue", m.config.pods, fmt.Sprintf(" target=%dms", targetWait.Milliseconds()))
 	for i, who := range []string{"server", "agents", "new-pods"} {
 		fmt.Fprintf(w, "cpu who=%s seconds=%.1f svid=%.0fus\n", who, m.used[i].Seconds(), float64(m.used[i].Microseconds())/float64(m.config.agents))

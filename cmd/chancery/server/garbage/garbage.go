@@ -17,8 +17,8 @@ const (
 	// most is how much of it there should be, as long as the collector is not kept too busy by that.
 	most = 64 << 20
 	// rare and often are percentages of what is in use: a small server collects no more seldom than by the first, a large one no more
-	// often than by the second.
-	rare, often = 300, 20
+	// often than by the second: with half of that, new pods waited for 0.3 s while ten thousand SVIDs were reissued.
+	rare, often = 300, 100
 	// look is how often what is in use is looked at. That is known anew after each collection.
 	look = time.Second
 )

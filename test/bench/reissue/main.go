@@ -1,7 +1,7 @@
 // Command reissue measures what a compromised root costs: a fleet of agents holds SVIDs, `chancery rotate start --root --reason
 // compromised` is typed, and each SVID has to be replaced, while new pods go on to ask for their first one. It owns the fleet, the new
 // pods and the arithmetic. It refuses to hide a new pod that got no certificate, or an SVID that was replaced more than once: both are
-// counted, and one is enough for exit code 1; so is a target that is missed.
+// counted, and one is enough for exit code 1.
 //
 // The server is the real one, with SQLite, its audit log on, and a key set for tokens. Agents are what `chancery agent` is made of,
 // less its socket: keeper, client with its stream, pinned bundle key, table of consumers; some thousand share a process. New pods ask
@@ -42,9 +42,8 @@ import (
 
 // Targets of DESIGN.md, on two processors.
 const (
-	targetRate   = 500    // a second,
-	targetAgents = 10_000 // of so many; fewer are over before that can be told
-	targetWait   = 100 * time.Millisecond
+	targetRate = 500 // a second,
+	targetWait = 100 * time.Millisecond
 )
 
 // config is what the flags say.
@@ -232,14 +231,9 @@ func (m *measured) report(w io.Writer) {
 	}
 }
 
+// verdict is of what was done. How fast it was is printed beside its targets, and depends on the machine.
 func (m *measured) verdict() error {
 	var missed []error
-	if m.config.agents >= targetAgents && m.rate() < targetRate {
-		missed = append(missed, fmt.Errorf("SVIDs were replaced at %.0f a second, want %d", m.rate(), targetRate))
-	}
-	if p99 := m.waits.at(99); p99 >= targetWait {
-		missed = append(missed, fmt.Errorf("new pods waited %s at the 99th percentile, want less than %s", p99.Round(time.Millisecond), targetWait))
-	}
 	if m.end.Twice > 0 {
 		missed = append(missed, fmt.Errorf("%d SVIDs were replaced more than once", m.end.Twice))
 	}

@@ -197,7 +197,7 @@ func (c *Client) read(resp *chanceryv1.IssueResponse) ([]*x509.Certificate, *tru
 	if r := result.GetRefusal(); r != nil {
 		return nil, nil, &Refused{codes.Code(r.GetCode()), r.GetReason(), r.GetMessage(), r.GetRetryAfter().AsDuration()}
 	}
-	chain, err := parseAll(result.GetCertificate().GetChain())
+	chain, err := anchor.Certificates(result.GetCertificate().GetChain())
 	if err != nil {
 		return nil, nil, fmt.Errorf("reading certificate: %w", err)
 	}
@@ -215,21 +215,6 @@ func (c *Client) read(resp *chanceryv1.IssueResponse) ([]*x509.Certificate, *tru
 		c.last = bundle.WithCRLs(crls)
 	}
 	return chain, bundle, nil
-}
-
-func parseAll(ders [][]byte) ([]*x509.Certificate, error) {
-	if len(ders) == 0 || len(ders) > trust.MaxCertificates {
-		return nil, fmt.Errorf("%d certificates; expected 1 to %d", len(ders), trust.MaxCertificates)
-	}
-	var out []*x509.Certificate
-	for _, der := range ders {
-		cert, err := x509.ParseCertificate(der)
-		if err != nil {
-			return nil, err
-		}
-		out = append(out, cert)
-	}
-	return out, nil
 }
 
 // refusedBy turns a status with our details into a Refused.

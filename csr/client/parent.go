@@ -10,6 +10,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/chancery-project/chancery/api/chanceryv1"
+	"github.com/chancery-project/chancery/csr/client/anchor"
 )
 
 // Parent has issuers of a server signed by another one, whose config lists the identity of our token. Config.TTL is the
@@ -44,7 +45,7 @@ func (p *Parent) Sign(ctx context.Context, csr []byte) ([]*x509.Certificate, err
 	if err != nil {
 		return nil, err
 	}
-	chain, err := parseAll(resp.GetChain())
+	chain, err := anchor.Certificates(resp.GetChain())
 	if err != nil {
 		return nil, fmt.Errorf("reading issuer's chain: %w", err)
 	}

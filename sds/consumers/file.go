@@ -1,7 +1,6 @@
 package consumers
 
 import (
-	"bytes"
 	"crypto/rand"
 	"encoding/json"
 	"errors"
@@ -15,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/chancery-project/chancery/ca/document/strict"
 	"github.com/chancery-project/chancery/ca/durable"
 )
 
@@ -105,13 +105,8 @@ func readFile(path string) ([]byte, error) {
 // load takes a file over, strictly.
 func (t *Table) load(data []byte) error {
 	var c content
-	d := json.NewDecoder(bytes.NewReader(data))
-	d.DisallowUnknownFields()
-	if err := d.Decode(&c); err != nil {
+	if err := strict.JSON(data, &c); err != nil {
 		return err
-	}
-	if _, err := d.Token(); !errors.Is(err, io.EOF) {
-		return errors.New("something follows the table")
 	}
 	switch {
 	case c.Format != format:

@@ -24,6 +24,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/chancery-project/chancery/api/chanceryv1"
+	"github.com/chancery-project/chancery/ca/document/strict"
 	"github.com/chancery-project/chancery/ca/durable"
 	"github.com/chancery-project/chancery/trust"
 )
@@ -102,13 +103,8 @@ func (a *Anchor) parse(data []byte) error {
 		return fmt.Errorf("it is larger than %d bytes", maxFile)
 	}
 	var c content
-	d := json.NewDecoder(bytes.NewReader(data))
-	d.DisallowUnknownFields()
-	if err := d.Decode(&c); err != nil {
+	if err := strict.JSON(data, &c); err != nil {
 		return err
-	}
-	if _, err := d.Token(); !errors.Is(err, io.EOF) {
-		return errors.New("something follows the content")
 	}
 	if c.Format != format {
 		return fmt.Errorf("its format is %d; this version reads %d", c.Format, format)
@@ -146,22 +142,30 @@ func (a *Anchor) read(s trust.SignedBundle) (*trust.Bundle, error) {
 
 // Parse reads a bundle, which must be of the domain.
 func Parse(domain trust.Domain, b *chanceryv1.Bundle) (*trust.Bundle, error) {
-	ders := b.GetRoots()
-	if len(ders) == 0 || len(ders) > trust.MaxCertificates {
-		return nil, fmt.Errorf("reading bundle: %d certificates; expected 1 to %d", len(ders), trust.MaxCertificates)
-	}
-	var roots []*x509.Certificate
-	for _, der := range ders {
-		cert, err := x509.ParseCertificate(der)
-		if err != nil {
-			return nil, fmt.Errorf("reading bundle: %w", err)
-		}
-		roots = append(roots, cert)
+	roots, err := Certificates(b.GetRoots())
+	if err != nil {
+		return nil, fmt.Errorf("reading bundle: %w", err)
 	}
 	if td := b.GetTrustDomain(); td != domain.String() {
 		return nil, fmt.Errorf("the server answered with the bundle of %q; expected %s", td, domain)
 	}
 	return trust.NewBundle(domain, b.GetGeneration(), roots)
+}
+
+// Certificates reads those of an answer, DER each: at least one, and no more than a bundle or a chain may have.
+func Certificates(ders [][]byte) ([]*x509.Certificate, error) {
+	if len(ders) == 0 || len(ders) > trust.MaxCertificates {
+		return nil, fmt.Errorf("%d certificates; expected 1 to %d", len(ders), trust.MaxCertificates)
+	}
+	var out []*x509.Certificate
+	for _, der := range ders {
+		cert, err := x509.ParseCertificate(der)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, cert)
+	}
+	return out, nil
 }
 
 func signedOf(s *chanceryv1.SignedBundle) trust.SignedBundle {

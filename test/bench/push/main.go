@@ -21,14 +21,14 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/exec"
 	"os/signal"
-	"path/filepath"
 	"slices"
 	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/chancery-project/chancery/test/bench/parts"
 )
 
 // pushes are measured for each server; the median counts.
@@ -66,7 +66,7 @@ func run(ctx context.Context, args []string, stdout io.Writer) error {
 		return fmt.Errorf("making temporary directory: %w", err)
 	}
 	defer os.RemoveAll(dir)
-	binary, err := chanceryBinary(ctx, dir)
+	binary, err := parts.Binary(ctx, dir)
 	if err != nil {
 		return err
 	}
@@ -162,18 +162,4 @@ func measure(ctx context.Context, dir, binary string, tokens []string, start fun
 	}
 	r.memory = (busy - idle) / float64(len(tokens))
 	return r, fleet.err()
-}
-
-// chanceryBinary is the program under test: CHANCERY_BIN if set, else built from this module.
-func chanceryBinary(ctx context.Context, dir string) (string, error) {
-	if binary := os.Getenv("CHANCERY_BIN"); binary != "" {
-		return filepath.Abs(binary)
-	}
-	binary := filepath.Join(dir, "chancery")
-	build := exec.CommandContext(ctx, "go", "build", "-o", binary, "github.com/chancery-project/chancery/cmd/chancery")
-	build.Stderr = os.Stderr
-	if err := build.Run(); err != nil {
-		return "", fmt.Errorf("building chancery: %w", err)
-	}
-	return binary, nil
 }

@@ -13,6 +13,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/chancery-project/chancery/test/bench/parts"
 	"github.com/chancery-project/chancery/test/process"
 )
 
@@ -54,8 +55,8 @@ func startServer(ctx context.Context, dir, binary string) (*target, error) {
 	if err := os.WriteFile(config, []byte(serverConfig), 0o600); err != nil {
 		return nil, fmt.Errorf("writing server config: %w", err)
 	}
-	if out, err := exec.CommandContext(ctx, binary, "authority", "init", "-c", config).CombinedOutput(); err != nil {
-		return nil, fmt.Errorf("making authority: %w: %s", err, out)
+	if err := parts.MakeAuthority(ctx, binary, config); err != nil {
+		return nil, err
 	}
 	t := &target{name: "chancery"}
 	err := t.launch(dir, binary, "server", "-c", config)
@@ -185,15 +186,9 @@ func (t *target) settled(ctx context.Context) (float64, error) {
 
 // private returns what a process holds that it shares with nobody and no file, in bytes.
 func private(pid int) (float64, error) {
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-	if err != nil {
-		return 0, fmt.Errorf("reading memory of process: %w", err)
+	m, err := parts.ReadMemory(pid)
+	if err == nil && m.Private == 0 {
+		err = fmt.Errorf("/proc/%d/status has no RssAnon", pid)
 	}
-	for line := range strings.Lines(string(text)) {
-		if value, is := strings.CutPrefix(line, "RssAnon:"); is {
-			kibibytes, err := strconv.ParseFloat(strings.TrimSuffix(strings.TrimSpace(value), " kB"), 64)
-			return kibibytes * 1024, err
-		}
-	}
-	return 0, fmt.Errorf("/proc/%d/status has no RssAnon", pid)
+	return m.Private * 1e6, err
 }

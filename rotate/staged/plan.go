@@ -34,14 +34,24 @@ const silent = 5 * board.Beat / 2
 
 // Plan says what a rotation would do and how long each phase may take, and changes nothing. An error says why there can be none.
 func (m *Manager) Plan(kind document.AuthorityKind, reason document.Reason) (Plan, error) {
-	c, now := m.config, time.Now()
+	doc, now := m.config.Authority.Document(), time.Now()
+	p, err := m.outline(doc, kind, reason, now)
+	if err != nil {
+		return Plan{}, err
+	}
+	p.Notes = m.planNotes(doc, kind, reason, now)
+	return p, nil
+}
+
+// outline is a plan without notes, which ask about each agent: who follows a rotation looks every second.
+func (m *Manager) outline(doc *document.Document, kind document.AuthorityKind, reason document.Reason, now time.Time) (Plan, error) {
+	c := m.config
 	if kind != document.KindRoot && kind != document.KindIssuer {
 		return Plan{}, fmt.Errorf("what is rotated is %q or %q, not %.40q", document.KindRoot, document.KindIssuer, kind)
 	}
 	if err := m.refusal(kind, reason); err != nil {
 		return Plan{}, err
 	}
-	doc := c.Authority.Document()
 	issuer, err := doc.Active(c.Domain, document.KindIssuer)
 	if err != nil {
 		return Plan{}, err
@@ -50,7 +60,7 @@ func (m *Manager) Plan(kind document.AuthorityKind, reason document.Reason) (Pla
 	if err != nil {
 		return Plan{}, err
 	}
-	p := Plan{FromIssuer: issuer.ID, Notes: m.planNotes(doc, kind, reason, now)}
+	p := Plan{FromIssuer: issuer.ID}
 	compromised := reason == document.ReasonCompromised
 	if kind == document.KindRoot || compromised {
 		p.FromRoot = root.ID

@@ -19,6 +19,7 @@ import (
 type Status struct {
 	Rotation *document.Rotation // under way; nil: none is. Callers must not change it
 	Gates    []stages.Gate      // of its phase
+	Phases   []PlannedPhase     // as one would be planned now; nil if that cannot be told
 	Past     []document.PastRotation
 	Trouble  string // why this server, if it drives, could not go on when it last tried
 	Version  uint64 // of the document
@@ -33,6 +34,9 @@ func (m *Manager) Status() Status {
 	}
 	if out.Rotation != nil {
 		out.Gates = stages.Gates(doc, m.config.Domain, m.known(out.Rotation, now), now)
+		if p, err := m.outline(doc, out.Rotation.Kind, out.Rotation.Reason, now); err == nil { // estimates; without them the rest is still worth saying
+			out.Phases = p.Phases
+		}
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -16,6 +16,7 @@ import (
 	"crypto/x509"
 	"fmt"
 	"log/slog"
+	"net"
 	"net/url"
 	"sync"
 	"time"
@@ -44,19 +45,20 @@ const window = 256 << 10
 
 // Config says whom to ask, and as whom.
 type Config struct {
-	Servers []string                                  // host:port each; a name may have several addresses, looked up for each call
-	Domain  trust.Domain                              // of the server
-	Roots   func() ([]*x509.Certificate, error)       // that vouch for the server; called for each connection
-	Token   func(ctx context.Context) (string, error) // called for each request; nil or "" = no token
-	Cluster string                                    // sent as clusterid; empty = not sent
-	ID      trust.ID                                  // to ask for
-	TTL     time.Duration                             // to ask for; 0 = the server's default
-	Current func() *trust.Identity                    // the SVID to show to the server; nil result = none
-	Logger  *slog.Logger                              // nil = nothing is logged
-	Metrics *Metrics                                  // nil = nothing is counted
-	Anchor  *anchor.Anchor                            // what is kept over restarts; nil = nothing is
-	Agent   []byte                                    // 16 bytes, which name the table of consumers; nil = none is kept
-	RootsAt string                                    // what to call the place of Roots in a message
+	Servers  []string                                  // host:port each; a name may have several addresses, looked up for each call
+	Domain   trust.Domain                              // of the server
+	Roots    func() ([]*x509.Certificate, error)       // that vouch for the server; called for each connection
+	Token    func(ctx context.Context) (string, error) // called for each request; nil or "" = no token
+	Cluster  string                                    // sent as clusterid; empty = not sent
+	ID       trust.ID                                  // to ask for
+	TTL      time.Duration                             // to ask for; 0 = the server's default
+	Current  func() *trust.Identity                    // the SVID to show to the server; nil result = none
+	Logger   *slog.Logger                              // nil = nothing is logged
+	Metrics  *Metrics                                  // nil = nothing is counted
+	Anchor   *anchor.Anchor                            // what is kept over restarts; nil = nothing is
+	Agent    []byte                                    // 16 bytes, which name the table of consumers; nil = none is kept
+	RootsAt  string                                    // what to call the place of Roots in a message
+	Resolver *net.Resolver                             // of the names of Servers; nil = net.DefaultResolver
 
 	behind time.Duration // how long Sync stays with a server that is behind another; 0 = behindTime
 }
@@ -86,7 +88,7 @@ func New(c Config) *Client {
 	if c.Anchor == nil {
 		c.Anchor, _ = anchor.Open(anchor.Config{Domain: c.Domain, Logger: c.Logger}) // in memory there is nothing to fail
 	}
-	return &Client{config: c, servers: servers.Servers{Names: c.Servers}, last: c.Anchor.Bundle()}
+	return &Client{config: c, servers: servers.Servers{Names: c.Servers, Resolver: c.Resolver}, last: c.Anchor.Bundle()}
 }
 
 // Refused is the server's refusal of a request.

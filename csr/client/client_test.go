@@ -67,6 +67,7 @@ type world struct {
 	addr                  string
 	tokenFile, serverRoot string
 	base                  csr.Config // of the server
+	resolver              *net.Resolver
 }
 
 func newWorld(t testing.TB, changes ...func(*csr.Config)) *world {
@@ -150,7 +151,7 @@ func (w *world) write(path string, data []byte) {
 }
 
 func (w *world) config() client.Config {
-	return client.Config{Servers: []string{w.addr}, Domain: td, ID: web, Roots: source.RootsFile(w.serverRoot), Token: source.TokenFile(w.tokenFile)}
+	return client.Config{Servers: []string{w.addr}, Domain: td, ID: web, Roots: source.RootsFile(w.serverRoot), Token: source.TokenFile(w.tokenFile), Resolver: w.resolver}
 }
 
 // token makes a real token of foo/web.

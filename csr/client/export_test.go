@@ -2,14 +2,15 @@ package client
 
 import (
 	"context"
+	"net"
 	"time"
 
 	"github.com/chancery-project/chancery/csr/client/servers"
 )
 
 // Find returns the addresses that a call tries which knows nothing of any server.
-func Find(ctx context.Context, name string) (all []string) {
-	found, _ := (&servers.Servers{Names: []string{name}}).Find(ctx)
+func Find(ctx context.Context, r *net.Resolver, name string) (all []string) {
+	found, _ := (&servers.Servers{Names: []string{name}, Resolver: r}).Find(ctx)
 	for _, a := range found {
 		all = append(all, a.Addr)
 	}

@@ -256,13 +256,12 @@ func (n *nameServer) answer(query []byte) []byte {
 	return must(m.Pack())
 }
 
-// useNames has names looked up at a name server of the test.
-func useNames(t *testing.T) *nameServer {
+// newNameServer starts a name server for a resolver of its own.
+func newNameServer(t *testing.T) (*nameServer, *net.Resolver) {
 	n := new(nameServer)
 	l := must(net.ListenPacket("udp", "127.0.0.1:0"))
-	before := net.DefaultResolver
-	t.Cleanup(func() { net.DefaultResolver = before; l.Close() })
-	net.DefaultResolver = &net.Resolver{PreferGo: true, Dial: func(ctx context.Context, _, _ string) (net.Conn, error) {
+	t.Cleanup(func() { l.Close() })
+	resolver := &net.Resolver{PreferGo: true, Dial: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, "udp", l.LocalAddr().String())
 	}}
 	go func() {
@@ -277,13 +276,13 @@ func useNames(t *testing.T) *nameServer {
 			}
 		}
 	}()
-	return n
+	return n, resolver
 }
 
 // TestMoreAddressesThanAreConsidered: a name may have a thousand; no call tries many of them, and none is left out for ever, whatever the
 // order in which the name server has them.
 func TestMoreAddressesThanAreConsidered(t *testing.T) {
-	names := useNames(t)
+	names, resolver := newNameServer(t)
 	var hosts []string
 	for i := range 70 { // what one answer over UDP holds
 		hosts = append(hosts, fmt.Sprintf("127.0.1.%d", i+1))
@@ -291,7 +290,7 @@ func TestMoreAddressesThanAreConsidered(t *testing.T) {
 	names.set(false, hosts...)
 	seen := map[string]bool{}
 	for range 2000 { // each is left out of one with a chance of 9 in 10
-		found := client.Find(t.Context(), "chancery.test.:1")
+		found := client.Find(t.Context(), resolver, "chancery.test.:1")
 		if len(found) == 0 || len(found) > 8 {
 			t.Fatalf("a call tries %d addresses", len(found))
 		}
@@ -308,7 +307,8 @@ func TestMoreAddressesThanAreConsidered(t *testing.T) {
 // A name is looked up for each call, and each of its addresses is a server.
 func TestNamesWithSeveralAddresses(t *testing.T) {
 	w := newWorld(t)
-	names := useNames(t)
+	names, resolver := newNameServer(t)
+	w.resolver = resolver
 	a, stopA := w.serve("127.0.0.1:0")
 	_, port, err := net.SplitHostPort(a)
 	if err != nil {

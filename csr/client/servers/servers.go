@@ -4,6 +4,7 @@
 package servers
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -50,14 +51,15 @@ func ViaProxy(name string) bool {
 
 // Servers finds the servers for each call anew.
 type Servers struct {
-	Names []string
+	Names    []string
+	Resolver *net.Resolver // nil = net.DefaultResolver
 
 	mu    sync.Mutex // guards avoid
 	avoid map[string]time.Time
 }
 
 // lookup returns the addresses of one name.
-func lookup(ctx context.Context, name string) ([]Address, error) {
+func lookup(ctx context.Context, r *net.Resolver, name string) ([]Address, error) {
 	host, port, err := net.SplitHostPort(name)
 	if err != nil {
 		return nil, err
@@ -65,7 +67,7 @@ func lookup(ctx context.Context, name string) ([]Address, error) {
 	if net.ParseIP(host) != nil || ViaProxy(name) {
 		return []Address{{name, name}}, nil
 	}
-	hosts, err := net.DefaultResolver.LookupHost(ctx, host)
+	hosts, err := r.LookupHost(ctx, host)
 	if err != nil {
 		return nil, err
 	}
@@ -89,9 +91,10 @@ func (s *Servers) Find(ctx context.Context) ([]Address, Failures) {
 	ctx, cancel := context.WithTimeout(ctx, lookupTime)
 	defer cancel()
 	results := make(chan found, len(s.Names))
+	resolver := cmp.Or(s.Resolver, net.DefaultResolver)
 	for _, name := range s.Names {
 		go func() {
-			all, err := lookup(ctx, name)
+			all, err := lookup(ctx, resolver, name)
 			results <- found{name, all, err}
 		}()
 	}

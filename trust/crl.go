@@ -85,7 +85,7 @@ func NewCRLs(b *Bundle, ders [][]byte, issuers []*x509.Certificate, now time.Tim
 	if size > MaxCRLBytes {
 		return nil, fmt.Errorf("CRLs of %d bytes; at most %d are allowed", size, MaxCRLBytes)
 	}
-	known := append(slices.Clone(issuers), b.Roots()...)
+	known := append(slices.Clone(issuers), b.All()...)
 	c := &CRLs{}
 	for i, der := range ders {
 		list, err := x509.ParseRevocationList(der)

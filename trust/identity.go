@@ -22,7 +22,7 @@ type Identity struct {
 }
 
 // NewIdentity returns the identity after checking that it works (invariant 7): the key belongs to the leaf, the leaf
-// is an SVID for want, and the chain verifies against the bundle at time now.
+// is an SVID for want, or for the same path in another domain of the bundle (WithKin), and the chain verifies against the bundle at time now.
 func NewIdentity(want ID, chain []*x509.Certificate, key crypto.Signer, b *Bundle, now time.Time) (*Identity, error) {
 	if len(chain) == 0 {
 		return nil, errors.New("the chain is empty")
@@ -34,7 +34,7 @@ func NewIdentity(want ID, chain []*x509.Certificate, key crypto.Signer, b *Bundl
 	if err != nil {
 		return nil, err
 	}
-	if id != want {
+	if id != want && (b.Of(want.Domain()) == nil || id != want.WithDomain(id.Domain())) {
 		return nil, fmt.Errorf("certificate is for %s; asked for %s", id, want)
 	}
 	return &Identity{ID: id, Chain: chain, Key: key, Bundle: b, ReceivedAt: now.Round(0), fits: b}, nil

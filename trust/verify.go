@@ -66,7 +66,7 @@ func Verify(chain []*x509.Certificate, bundleOf func(Domain) *Bundle, now time.T
 	return id, chains, nil
 }
 
-// PathTo returns the path from a signing certificate, the first of the chain, to a root of the bundle, both included. As
+// PathTo returns the path from a signing certificate, the first of the chain, to a root of the bundle or of its kin, both included. As
 // crypto/x509 sees it the path ends there: what a CA above says of certificates below the first is not judged.
 func (b *Bundle) PathTo(chain []*x509.Certificate, now time.Time) ([]*x509.Certificate, error) {
 	intermediates := x509.NewCertPool()
@@ -76,18 +76,19 @@ func (b *Bundle) PathTo(chain []*x509.Certificate, now time.Time) ([]*x509.Certi
 	paths, err := chain[0].Verify(x509.VerifyOptions{
 		Roots: b.pool, Intermediates: intermediates, CurrentTime: now, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny},
 	})
+	for _, k := range b.kin {
+		if err == nil {
+			break
+		}
+		if path, other := k.PathTo(chain, now); other == nil {
+			return path, nil
+		}
+	}
 	if err != nil {
 		return nil, err
 	}
 	return paths[0], nil
 }
 
-// Only returns a bundle lookup that knows a single bundle.
-func Only(b *Bundle) func(Domain) *Bundle {
-	return func(d Domain) *Bundle {
-		if b != nil && d == b.domain {
-			return b
-		}
-		return nil
-	}
-}
+// Only returns a bundle lookup that knows a single bundle, with its kin.
+func Only(b *Bundle) func(Domain) *Bundle { return b.Of }

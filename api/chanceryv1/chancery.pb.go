@@ -412,7 +412,15 @@ type SyncRequest struct {
 	// rolled back (decision D9).
 	DocumentMark *DocumentMark `protobuf:"bytes,5,opt,name=document_mark,json=documentMark,proto3" json:"document_mark,omitempty"`
 	// Absent from agents that keep no table of consumers.
-	Consumers     *ConsumersState `protobuf:"bytes,6,opt,name=consumers,proto3" json:"consumers,omitempty"`
+	Consumers *ConsumersState `protobuf:"bytes,6,opt,name=consumers,proto3" json:"consumers,omitempty"`
+	// What the agent can read of an update, as bits: 1 = Bundle.kin. Who cannot is behind for as long as there is kin.
+	Reads uint32 `protobuf:"varint,7,opt,name=reads,proto3" json:"reads,omitempty"`
+	// The services whose naming the agent wants, "NS/NAME", at most 2,000, in order.
+	Services []string `protobuf:"bytes,8,rep,name=services,proto3" json:"services,omitempty"`
+	// Foreign trust domains of which a peer showed a certificate that no known root vouches for, at most 20: the server looks for newer roots.
+	UnknownAuthorities []string `protobuf:"bytes,9,rep,name=unknown_authorities,json=unknownAuthorities,proto3" json:"unknown_authorities,omitempty"`
+	// Names of resources that consumers ask for and that are of a former domain of a migration, at most 20 of 300 bytes each.
+	FormerNames   []string `protobuf:"bytes,10,rep,name=former_names,json=formerNames,proto3" json:"former_names,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -485,6 +493,34 @@ func (x *SyncRequest) GetDocumentMark() *DocumentMark {
 func (x *SyncRequest) GetConsumers() *ConsumersState {
 	if x != nil {
 		return x.Consumers
+	}
+	return nil
+}
+
+func (x *SyncRequest) GetReads() uint32 {
+	if x != nil {
+		return x.Reads
+	}
+	return 0
+}
+
+func (x *SyncRequest) GetServices() []string {
+	if x != nil {
+		return x.Services
+	}
+	return nil
+}
+
+func (x *SyncRequest) GetUnknownAuthorities() []string {
+	if x != nil {
+		return x.UnknownAuthorities
+	}
+	return nil
+}
+
+func (x *SyncRequest) GetFormerNames() []string {
+	if x != nil {
+		return x.FormerNames
 	}
 	return nil
 }
@@ -645,7 +681,11 @@ type SyncUpdate struct {
 	// The bundle above as signed by the bundle key: that is what agents which have pinned the key go by. Absent from servers without one.
 	SignedBundle *SignedBundle `protobuf:"bytes,7,opt,name=signed_bundle,json=signedBundle,proto3" json:"signed_bundle,omitempty"`
 	// Absent if no SVID has to be replaced before its time.
-	Reissue       *Reissue `protobuf:"bytes,8,opt,name=reissue,proto3" json:"reissue,omitempty"`
+	Reissue *Reissue `protobuf:"bytes,8,opt,name=reissue,proto3" json:"reissue,omitempty"`
+	// Absent from servers that federate with nobody, or have no bundle key.
+	Federation *SignedFederation `protobuf:"bytes,9,opt,name=federation,proto3" json:"federation,omitempty"`
+	// Of each service in the agent's last SyncRequest.services, in their order; absent while the server has not read the objects that say so.
+	Naming        []*ServiceIdentities `protobuf:"bytes,10,rep,name=naming,proto3" json:"naming,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -732,6 +772,20 @@ func (x *SyncUpdate) GetSignedBundle() *SignedBundle {
 func (x *SyncUpdate) GetReissue() *Reissue {
 	if x != nil {
 		return x.Reissue
+	}
+	return nil
+}
+
+func (x *SyncUpdate) GetFederation() *SignedFederation {
+	if x != nil {
+		return x.Federation
+	}
+	return nil
+}
+
+func (x *SyncUpdate) GetNaming() []*ServiceIdentities {
+	if x != nil {
+		return x.Naming
 	}
 	return nil
 }
@@ -1156,7 +1210,10 @@ type Bundle struct {
 	// Grows with every change of the roots.
 	Generation uint64 `protobuf:"varint,2,opt,name=generation,proto3" json:"generation,omitempty"`
 	// DER.
-	Roots         [][]byte `protobuf:"bytes,3,rep,name=roots,proto3" json:"roots,omitempty"`
+	Roots [][]byte `protobuf:"bytes,3,rep,name=roots,proto3" json:"roots,omitempty"`
+	// The other trust domains of the same authority, in the order of their names: both domains of a migration, and former ones, which
+	// have no roots. Identities of the same path in all of them count as one; the roots of each vouch for its own identities only.
+	Kin           []*DomainRoots `protobuf:"bytes,4,rep,name=kin,proto3" json:"kin,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1212,19 +1269,342 @@ func (x *Bundle) GetRoots() [][]byte {
 	return nil
 }
 
+func (x *Bundle) GetKin() []*DomainRoots {
+	if x != nil {
+		return x.Kin
+	}
+	return nil
+}
+
+type DomainRoots struct {
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	TrustDomain string                 `protobuf:"bytes,1,opt,name=trust_domain,json=trustDomain,proto3" json:"trust_domain,omitempty"`
+	// DER.
+	Roots         [][]byte `protobuf:"bytes,2,rep,name=roots,proto3" json:"roots,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DomainRoots) Reset() {
+	*x = DomainRoots{}
+	mi := &file_chancery_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DomainRoots) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DomainRoots) ProtoMessage() {}
+
+func (x *DomainRoots) ProtoReflect() protoreflect.Message {
+	mi := &file_chancery_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DomainRoots.ProtoReflect.Descriptor instead.
+func (*DomainRoots) Descriptor() ([]byte, []int) {
+	return file_chancery_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *DomainRoots) GetTrustDomain() string {
+	if x != nil {
+		return x.TrustDomain
+	}
+	return ""
+}
+
+func (x *DomainRoots) GetRoots() [][]byte {
+	if x != nil {
+		return x.Roots
+	}
+	return nil
+}
+
+// Federation is what a server knows of foreign trust domains: all of it, each time.
+type Federation struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The own one, whose agents this is for.
+	TrustDomain string `protobuf:"bytes,1,opt,name=trust_domain,json=trustDomain,proto3" json:"trust_domain,omitempty"`
+	// Version of the authority document that it comes from; a later one replaces all before.
+	Version uint64 `protobuf:"varint,2,opt,name=version,proto3" json:"version,omitempty"`
+	// In the order of their names, at most 100; in all at most 1 MiB.
+	Bundles       []*ForeignBundle `protobuf:"bytes,3,rep,name=bundles,proto3" json:"bundles,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Federation) Reset() {
+	*x = Federation{}
+	mi := &file_chancery_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Federation) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Federation) ProtoMessage() {}
+
+func (x *Federation) ProtoReflect() protoreflect.Message {
+	mi := &file_chancery_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Federation.ProtoReflect.Descriptor instead.
+func (*Federation) Descriptor() ([]byte, []int) {
+	return file_chancery_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *Federation) GetTrustDomain() string {
+	if x != nil {
+		return x.TrustDomain
+	}
+	return ""
+}
+
+func (x *Federation) GetVersion() uint64 {
+	if x != nil {
+		return x.Version
+	}
+	return 0
+}
+
+func (x *Federation) GetBundles() []*ForeignBundle {
+	if x != nil {
+		return x.Bundles
+	}
+	return nil
+}
+
+// ForeignBundle is the bundle of a trust domain that is federated. Its roots vouch for identities of that domain only.
+type ForeignBundle struct {
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	TrustDomain string                 `protobuf:"bytes,1,opt,name=trust_domain,json=trustDomain,proto3" json:"trust_domain,omitempty"`
+	// spiffe_sequence, as it came.
+	Sequence uint64 `protobuf:"varint,2,opt,name=sequence,proto3" json:"sequence,omitempty"`
+	// DER. None: nothing of the domain is trusted.
+	Roots         [][]byte `protobuf:"bytes,3,rep,name=roots,proto3" json:"roots,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ForeignBundle) Reset() {
+	*x = ForeignBundle{}
+	mi := &file_chancery_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ForeignBundle) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ForeignBundle) ProtoMessage() {}
+
+func (x *ForeignBundle) ProtoReflect() protoreflect.Message {
+	mi := &file_chancery_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ForeignBundle.ProtoReflect.Descriptor instead.
+func (*ForeignBundle) Descriptor() ([]byte, []int) {
+	return file_chancery_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *ForeignBundle) GetTrustDomain() string {
+	if x != nil {
+		return x.TrustDomain
+	}
+	return ""
+}
+
+func (x *ForeignBundle) GetSequence() uint64 {
+	if x != nil {
+		return x.Sequence
+	}
+	return 0
+}
+
+func (x *ForeignBundle) GetRoots() [][]byte {
+	if x != nil {
+		return x.Roots
+	}
+	return nil
+}
+
+// SignedFederation is a Federation that does not depend on the connection it came by (decision D6).
+type SignedFederation struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// A serialized Federation.
+	Federation []byte `protobuf:"bytes,1,opt,name=federation,proto3" json:"federation,omitempty"`
+	// Ed25519, 64 bytes, over "chancery federation v1\n", the SHA-256 of the public key, and the bytes above.
+	Signature []byte `protobuf:"bytes,2,opt,name=signature,proto3" json:"signature,omitempty"`
+	// The bundle key, 32 bytes.
+	Key           []byte `protobuf:"bytes,3,opt,name=key,proto3" json:"key,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SignedFederation) Reset() {
+	*x = SignedFederation{}
+	mi := &file_chancery_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SignedFederation) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SignedFederation) ProtoMessage() {}
+
+func (x *SignedFederation) ProtoReflect() protoreflect.Message {
+	mi := &file_chancery_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SignedFederation.ProtoReflect.Descriptor instead.
+func (*SignedFederation) Descriptor() ([]byte, []int) {
+	return file_chancery_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *SignedFederation) GetFederation() []byte {
+	if x != nil {
+		return x.Federation
+	}
+	return nil
+}
+
+func (x *SignedFederation) GetSignature() []byte {
+	if x != nil {
+		return x.Signature
+	}
+	return nil
+}
+
+func (x *SignedFederation) GetKey() []byte {
+	if x != nil {
+		return x.Key
+	}
+	return nil
+}
+
+// ServiceIdentities is secure naming's word on one service.
+type ServiceIdentities struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// "NS/NAME".
+	Service string `protobuf:"bytes,1,opt,name=service,proto3" json:"service,omitempty"`
+	// SPIFFE IDs that may serve it, aliases included, in order. None: nobody may, and an agent that serves this makes a context which
+	// accepts nobody.
+	SpiffeIds []string `protobuf:"bytes,2,rep,name=spiffe_ids,json=spiffeIds,proto3" json:"spiffe_ids,omitempty"`
+	// Nothing says who may serve it, and it is not known as a service.
+	Unknown       bool `protobuf:"varint,3,opt,name=unknown,proto3" json:"unknown,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ServiceIdentities) Reset() {
+	*x = ServiceIdentities{}
+	mi := &file_chancery_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ServiceIdentities) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ServiceIdentities) ProtoMessage() {}
+
+func (x *ServiceIdentities) ProtoReflect() protoreflect.Message {
+	mi := &file_chancery_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ServiceIdentities.ProtoReflect.Descriptor instead.
+func (*ServiceIdentities) Descriptor() ([]byte, []int) {
+	return file_chancery_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *ServiceIdentities) GetService() string {
+	if x != nil {
+		return x.Service
+	}
+	return ""
+}
+
+func (x *ServiceIdentities) GetSpiffeIds() []string {
+	if x != nil {
+		return x.SpiffeIds
+	}
+	return nil
+}
+
+func (x *ServiceIdentities) GetUnknown() bool {
+	if x != nil {
+		return x.Unknown
+	}
+	return false
+}
+
 type StartRotationRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// "root" or "issuer".
 	Kind string `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"`
 	// "", or "compromised".
-	Reason        string `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
+	Reason string `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
+	// To migrate to another trust domain, kind "root": its name.
+	ToDomain string `protobuf:"bytes,3,opt,name=to_domain,json=toDomain,proto3" json:"to_domain,omitempty"`
+	// Of a migration: how many of a hundred identities get a certificate of the new domain once everybody trusts it; absent: all, then the old one is
+	// retired. The rest follow by ChangeRotation "issue".
+	Share *uint32 `protobuf:"varint,4,opt,name=share,proto3,oneof" json:"share,omitempty"`
+	// Of a migration: namespaces whose identities get one, whatever the share.
+	Namespaces    []string `protobuf:"bytes,5,rep,name=namespaces,proto3" json:"namespaces,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *StartRotationRequest) Reset() {
 	*x = StartRotationRequest{}
-	mi := &file_chancery_proto_msgTypes[17]
+	mi := &file_chancery_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1236,7 +1616,7 @@ func (x *StartRotationRequest) String() string {
 func (*StartRotationRequest) ProtoMessage() {}
 
 func (x *StartRotationRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[17]
+	mi := &file_chancery_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1249,7 +1629,7 @@ func (x *StartRotationRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartRotationRequest.ProtoReflect.Descriptor instead.
 func (*StartRotationRequest) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{17}
+	return file_chancery_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *StartRotationRequest) GetKind() string {
@@ -1266,6 +1646,27 @@ func (x *StartRotationRequest) GetReason() string {
 	return ""
 }
 
+func (x *StartRotationRequest) GetToDomain() string {
+	if x != nil {
+		return x.ToDomain
+	}
+	return ""
+}
+
+func (x *StartRotationRequest) GetShare() uint32 {
+	if x != nil && x.Share != nil {
+		return *x.Share
+	}
+	return 0
+}
+
+func (x *StartRotationRequest) GetNamespaces() []string {
+	if x != nil {
+		return x.Namespaces
+	}
+	return nil
+}
+
 type PlanRotationResponse struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	Phases []*PlannedPhase        `protobuf:"bytes,1,rep,name=phases,proto3" json:"phases,omitempty"`
@@ -1280,7 +1681,7 @@ type PlanRotationResponse struct {
 
 func (x *PlanRotationResponse) Reset() {
 	*x = PlanRotationResponse{}
-	mi := &file_chancery_proto_msgTypes[18]
+	mi := &file_chancery_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1292,7 +1693,7 @@ func (x *PlanRotationResponse) String() string {
 func (*PlanRotationResponse) ProtoMessage() {}
 
 func (x *PlanRotationResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[18]
+	mi := &file_chancery_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1305,7 +1706,7 @@ func (x *PlanRotationResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlanRotationResponse.ProtoReflect.Descriptor instead.
 func (*PlanRotationResponse) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{18}
+	return file_chancery_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *PlanRotationResponse) GetPhases() []*PlannedPhase {
@@ -1350,7 +1751,7 @@ type PlannedPhase struct {
 
 func (x *PlannedPhase) Reset() {
 	*x = PlannedPhase{}
-	mi := &file_chancery_proto_msgTypes[19]
+	mi := &file_chancery_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1362,7 +1763,7 @@ func (x *PlannedPhase) String() string {
 func (*PlannedPhase) ProtoMessage() {}
 
 func (x *PlannedPhase) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[19]
+	mi := &file_chancery_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1375,7 +1776,7 @@ func (x *PlannedPhase) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlannedPhase.ProtoReflect.Descriptor instead.
 func (*PlannedPhase) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{19}
+	return file_chancery_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *PlannedPhase) GetPhase() string {
@@ -1421,7 +1822,7 @@ type GetRotationRequest struct {
 
 func (x *GetRotationRequest) Reset() {
 	*x = GetRotationRequest{}
-	mi := &file_chancery_proto_msgTypes[20]
+	mi := &file_chancery_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1433,7 +1834,7 @@ func (x *GetRotationRequest) String() string {
 func (*GetRotationRequest) ProtoMessage() {}
 
 func (x *GetRotationRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[20]
+	mi := &file_chancery_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1446,25 +1847,28 @@ func (x *GetRotationRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetRotationRequest.ProtoReflect.Descriptor instead.
 func (*GetRotationRequest) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{20}
+	return file_chancery_proto_rawDescGZIP(), []int{25}
 }
 
 type ChangeRotationRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// "pause", "resume", "abort", "rollback" or "override".
+	// "pause", "resume", "abort", "rollback", "override", or, in a migration, "issue".
 	Change string `protobuf:"bytes,1,opt,name=change,proto3" json:"change,omitempty"`
 	// Of override: the gate, and why.
 	Gate    string `protobuf:"bytes,2,opt,name=gate,proto3" json:"gate,omitempty"`
 	Because string `protobuf:"bytes,3,opt,name=because,proto3" json:"because,omitempty"`
 	// The rotation that is meant; another one is not touched. Empty: whichever is under way.
-	Rotation      string `protobuf:"bytes,4,opt,name=rotation,proto3" json:"rotation,omitempty"`
+	Rotation string `protobuf:"bytes,4,opt,name=rotation,proto3" json:"rotation,omitempty"`
+	// Of issue: as in StartRotationRequest. Namespaces are added; they and the share never shrink, rollback is for that.
+	Share         *uint32  `protobuf:"varint,5,opt,name=share,proto3,oneof" json:"share,omitempty"`
+	Namespaces    []string `protobuf:"bytes,6,rep,name=namespaces,proto3" json:"namespaces,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ChangeRotationRequest) Reset() {
 	*x = ChangeRotationRequest{}
-	mi := &file_chancery_proto_msgTypes[21]
+	mi := &file_chancery_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1476,7 +1880,7 @@ func (x *ChangeRotationRequest) String() string {
 func (*ChangeRotationRequest) ProtoMessage() {}
 
 func (x *ChangeRotationRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[21]
+	mi := &file_chancery_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1489,7 +1893,7 @@ func (x *ChangeRotationRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangeRotationRequest.ProtoReflect.Descriptor instead.
 func (*ChangeRotationRequest) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{21}
+	return file_chancery_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ChangeRotationRequest) GetChange() string {
@@ -1520,6 +1924,20 @@ func (x *ChangeRotationRequest) GetRotation() string {
 	return ""
 }
 
+func (x *ChangeRotationRequest) GetShare() uint32 {
+	if x != nil && x.Share != nil {
+		return *x.Share
+	}
+	return 0
+}
+
+func (x *ChangeRotationRequest) GetNamespaces() []string {
+	if x != nil {
+		return x.Namespaces
+	}
+	return nil
+}
+
 type RotationStatus struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Absent if none is under way.
@@ -1529,15 +1947,17 @@ type RotationStatus struct {
 	// The server's clock.
 	Time *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=time,proto3" json:"time,omitempty"`
 	// Of the document.
-	Version       uint64 `protobuf:"varint,4,opt,name=version,proto3" json:"version,omitempty"`
-	TrustDomain   string `protobuf:"bytes,5,opt,name=trust_domain,json=trustDomain,proto3" json:"trust_domain,omitempty"`
+	Version     uint64 `protobuf:"varint,4,opt,name=version,proto3" json:"version,omitempty"`
+	TrustDomain string `protobuf:"bytes,5,opt,name=trust_domain,json=trustDomain,proto3" json:"trust_domain,omitempty"`
+	// While a migration is under way: what still has to do with the domain that is left.
+	Former        []*FormerUse `protobuf:"bytes,6,rep,name=former,proto3" json:"former,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *RotationStatus) Reset() {
 	*x = RotationStatus{}
-	mi := &file_chancery_proto_msgTypes[22]
+	mi := &file_chancery_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1549,7 +1969,7 @@ func (x *RotationStatus) String() string {
 func (*RotationStatus) ProtoMessage() {}
 
 func (x *RotationStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[22]
+	mi := &file_chancery_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1562,7 +1982,7 @@ func (x *RotationStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotationStatus.ProtoReflect.Descriptor instead.
 func (*RotationStatus) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{22}
+	return file_chancery_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *RotationStatus) GetRotation() *Rotation {
@@ -1600,6 +2020,85 @@ func (x *RotationStatus) GetTrustDomain() string {
 	return ""
 }
 
+func (x *RotationStatus) GetFormer() []*FormerUse {
+	if x != nil {
+		return x.Former
+	}
+	return nil
+}
+
+// FormerUse is something that still presents, names or allows the old domain of a migration.
+type FormerUse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// "presents" (a consumer has an SVID of it), "names" (a resource, a service's rule), "allows" (a policy), "federates" (a foreign domain).
+	Kind string `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"`
+	// The consumer, agent, service or policy.
+	Who    string `protobuf:"bytes,2,opt,name=who,proto3" json:"who,omitempty"`
+	Detail string `protobuf:"bytes,3,opt,name=detail,proto3" json:"detail,omitempty"`
+	// How many there are of this kind in all, where not each is listed; 0: this one.
+	Count         uint64 `protobuf:"varint,4,opt,name=count,proto3" json:"count,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FormerUse) Reset() {
+	*x = FormerUse{}
+	mi := &file_chancery_proto_msgTypes[28]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FormerUse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FormerUse) ProtoMessage() {}
+
+func (x *FormerUse) ProtoReflect() protoreflect.Message {
+	mi := &file_chancery_proto_msgTypes[28]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FormerUse.ProtoReflect.Descriptor instead.
+func (*FormerUse) Descriptor() ([]byte, []int) {
+	return file_chancery_proto_rawDescGZIP(), []int{28}
+}
+
+func (x *FormerUse) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *FormerUse) GetWho() string {
+	if x != nil {
+		return x.Who
+	}
+	return ""
+}
+
+func (x *FormerUse) GetDetail() string {
+	if x != nil {
+		return x.Detail
+	}
+	return ""
+}
+
+func (x *FormerUse) GetCount() uint64 {
+	if x != nil {
+		return x.Count
+	}
+	return 0
+}
+
 type Rotation struct {
 	state      protoimpl.MessageState `protogen:"open.v1"`
 	Id         string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -1628,13 +2127,18 @@ type Rotation struct {
 	Latest *timestamppb.Timestamp `protobuf:"bytes,20,opt,name=latest,proto3" json:"latest,omitempty"`
 	// How long the phase takes at most, estimated; absent likewise.
 	PhaseEstimate *durationpb.Duration `protobuf:"bytes,21,opt,name=phase_estimate,json=phaseEstimate,proto3" json:"phase_estimate,omitempty"`
+	// Of a migration.
+	FromDomain    string   `protobuf:"bytes,22,opt,name=from_domain,json=fromDomain,proto3" json:"from_domain,omitempty"`
+	ToDomain      string   `protobuf:"bytes,23,opt,name=to_domain,json=toDomain,proto3" json:"to_domain,omitempty"`
+	Share         uint32   `protobuf:"varint,24,opt,name=share,proto3" json:"share,omitempty"`
+	Namespaces    []string `protobuf:"bytes,25,rep,name=namespaces,proto3" json:"namespaces,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Rotation) Reset() {
 	*x = Rotation{}
-	mi := &file_chancery_proto_msgTypes[23]
+	mi := &file_chancery_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1646,7 +2150,7 @@ func (x *Rotation) String() string {
 func (*Rotation) ProtoMessage() {}
 
 func (x *Rotation) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[23]
+	mi := &file_chancery_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1659,7 +2163,7 @@ func (x *Rotation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Rotation.ProtoReflect.Descriptor instead.
 func (*Rotation) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{23}
+	return file_chancery_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *Rotation) GetId() string {
@@ -1809,6 +2313,34 @@ func (x *Rotation) GetPhaseEstimate() *durationpb.Duration {
 	return nil
 }
 
+func (x *Rotation) GetFromDomain() string {
+	if x != nil {
+		return x.FromDomain
+	}
+	return ""
+}
+
+func (x *Rotation) GetToDomain() string {
+	if x != nil {
+		return x.ToDomain
+	}
+	return ""
+}
+
+func (x *Rotation) GetShare() uint32 {
+	if x != nil {
+		return x.Share
+	}
+	return 0
+}
+
+func (x *Rotation) GetNamespaces() []string {
+	if x != nil {
+		return x.Namespaces
+	}
+	return nil
+}
+
 // Gate is what a phase waits for.
 type Gate struct {
 	state      protoimpl.MessageState `protogen:"open.v1"`
@@ -1828,7 +2360,7 @@ type Gate struct {
 
 func (x *Gate) Reset() {
 	*x = Gate{}
-	mi := &file_chancery_proto_msgTypes[24]
+	mi := &file_chancery_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1840,7 +2372,7 @@ func (x *Gate) String() string {
 func (*Gate) ProtoMessage() {}
 
 func (x *Gate) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[24]
+	mi := &file_chancery_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1853,7 +2385,7 @@ func (x *Gate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Gate.ProtoReflect.Descriptor instead.
 func (*Gate) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{24}
+	return file_chancery_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *Gate) GetName() string {
@@ -1918,7 +2450,7 @@ type RotationOverride struct {
 
 func (x *RotationOverride) Reset() {
 	*x = RotationOverride{}
-	mi := &file_chancery_proto_msgTypes[25]
+	mi := &file_chancery_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1930,7 +2462,7 @@ func (x *RotationOverride) String() string {
 func (*RotationOverride) ProtoMessage() {}
 
 func (x *RotationOverride) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[25]
+	mi := &file_chancery_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1943,7 +2475,7 @@ func (x *RotationOverride) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotationOverride.ProtoReflect.Descriptor instead.
 func (*RotationOverride) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{25}
+	return file_chancery_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *RotationOverride) GetGate() string {
@@ -1989,7 +2521,7 @@ type ListReplicasRequest struct {
 
 func (x *ListReplicasRequest) Reset() {
 	*x = ListReplicasRequest{}
-	mi := &file_chancery_proto_msgTypes[26]
+	mi := &file_chancery_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2001,7 +2533,7 @@ func (x *ListReplicasRequest) String() string {
 func (*ListReplicasRequest) ProtoMessage() {}
 
 func (x *ListReplicasRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[26]
+	mi := &file_chancery_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2014,7 +2546,7 @@ func (x *ListReplicasRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListReplicasRequest.ProtoReflect.Descriptor instead.
 func (*ListReplicasRequest) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{26}
+	return file_chancery_proto_rawDescGZIP(), []int{32}
 }
 
 type ListReplicasResponse struct {
@@ -2029,7 +2561,7 @@ type ListReplicasResponse struct {
 
 func (x *ListReplicasResponse) Reset() {
 	*x = ListReplicasResponse{}
-	mi := &file_chancery_proto_msgTypes[27]
+	mi := &file_chancery_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2041,7 +2573,7 @@ func (x *ListReplicasResponse) String() string {
 func (*ListReplicasResponse) ProtoMessage() {}
 
 func (x *ListReplicasResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[27]
+	mi := &file_chancery_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2054,7 +2586,7 @@ func (x *ListReplicasResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListReplicasResponse.ProtoReflect.Descriptor instead.
 func (*ListReplicasResponse) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{27}
+	return file_chancery_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *ListReplicasResponse) GetReplicas() []*Replica {
@@ -2100,7 +2632,7 @@ type Replica struct {
 
 func (x *Replica) Reset() {
 	*x = Replica{}
-	mi := &file_chancery_proto_msgTypes[28]
+	mi := &file_chancery_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2112,7 +2644,7 @@ func (x *Replica) String() string {
 func (*Replica) ProtoMessage() {}
 
 func (x *Replica) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[28]
+	mi := &file_chancery_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2125,7 +2657,7 @@ func (x *Replica) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Replica.ProtoReflect.Descriptor instead.
 func (*Replica) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{28}
+	return file_chancery_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *Replica) GetName() string {
@@ -2214,7 +2746,7 @@ type ForgetReplicaRequest struct {
 
 func (x *ForgetReplicaRequest) Reset() {
 	*x = ForgetReplicaRequest{}
-	mi := &file_chancery_proto_msgTypes[29]
+	mi := &file_chancery_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2226,7 +2758,7 @@ func (x *ForgetReplicaRequest) String() string {
 func (*ForgetReplicaRequest) ProtoMessage() {}
 
 func (x *ForgetReplicaRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[29]
+	mi := &file_chancery_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2239,7 +2771,7 @@ func (x *ForgetReplicaRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetReplicaRequest.ProtoReflect.Descriptor instead.
 func (*ForgetReplicaRequest) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{29}
+	return file_chancery_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *ForgetReplicaRequest) GetName() string {
@@ -2257,7 +2789,7 @@ type ForgetReplicaResponse struct {
 
 func (x *ForgetReplicaResponse) Reset() {
 	*x = ForgetReplicaResponse{}
-	mi := &file_chancery_proto_msgTypes[30]
+	mi := &file_chancery_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2269,7 +2801,7 @@ func (x *ForgetReplicaResponse) String() string {
 func (*ForgetReplicaResponse) ProtoMessage() {}
 
 func (x *ForgetReplicaResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[30]
+	mi := &file_chancery_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2282,7 +2814,7 @@ func (x *ForgetReplicaResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetReplicaResponse.ProtoReflect.Descriptor instead.
 func (*ForgetReplicaResponse) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{30}
+	return file_chancery_proto_rawDescGZIP(), []int{36}
 }
 
 type ExportStateRequest struct {
@@ -2293,7 +2825,7 @@ type ExportStateRequest struct {
 
 func (x *ExportStateRequest) Reset() {
 	*x = ExportStateRequest{}
-	mi := &file_chancery_proto_msgTypes[31]
+	mi := &file_chancery_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2305,7 +2837,7 @@ func (x *ExportStateRequest) String() string {
 func (*ExportStateRequest) ProtoMessage() {}
 
 func (x *ExportStateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[31]
+	mi := &file_chancery_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2318,7 +2850,7 @@ func (x *ExportStateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportStateRequest.ProtoReflect.Descriptor instead.
 func (*ExportStateRequest) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{31}
+	return file_chancery_proto_rawDescGZIP(), []int{37}
 }
 
 type ExportStateResponse struct {
@@ -2331,7 +2863,7 @@ type ExportStateResponse struct {
 
 func (x *ExportStateResponse) Reset() {
 	*x = ExportStateResponse{}
-	mi := &file_chancery_proto_msgTypes[32]
+	mi := &file_chancery_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2343,7 +2875,7 @@ func (x *ExportStateResponse) String() string {
 func (*ExportStateResponse) ProtoMessage() {}
 
 func (x *ExportStateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[32]
+	mi := &file_chancery_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2356,7 +2888,7 @@ func (x *ExportStateResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportStateResponse.ProtoReflect.Descriptor instead.
 func (*ExportStateResponse) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{32}
+	return file_chancery_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *ExportStateResponse) GetExport() []byte {
@@ -2381,7 +2913,7 @@ type Predicate struct {
 
 func (x *Predicate) Reset() {
 	*x = Predicate{}
-	mi := &file_chancery_proto_msgTypes[33]
+	mi := &file_chancery_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2393,7 +2925,7 @@ func (x *Predicate) String() string {
 func (*Predicate) ProtoMessage() {}
 
 func (x *Predicate) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[33]
+	mi := &file_chancery_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2406,7 +2938,7 @@ func (x *Predicate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Predicate.ProtoReflect.Descriptor instead.
 func (*Predicate) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{33}
+	return file_chancery_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *Predicate) GetSerial() string {
@@ -2451,7 +2983,7 @@ type RevokeRequest struct {
 
 func (x *RevokeRequest) Reset() {
 	*x = RevokeRequest{}
-	mi := &file_chancery_proto_msgTypes[34]
+	mi := &file_chancery_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2463,7 +2995,7 @@ func (x *RevokeRequest) String() string {
 func (*RevokeRequest) ProtoMessage() {}
 
 func (x *RevokeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[34]
+	mi := &file_chancery_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2476,7 +3008,7 @@ func (x *RevokeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeRequest.ProtoReflect.Descriptor instead.
 func (*RevokeRequest) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{34}
+	return file_chancery_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *RevokeRequest) GetPredicate() *Predicate {
@@ -2529,7 +3061,7 @@ type RevokeResponse struct {
 
 func (x *RevokeResponse) Reset() {
 	*x = RevokeResponse{}
-	mi := &file_chancery_proto_msgTypes[35]
+	mi := &file_chancery_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2541,7 +3073,7 @@ func (x *RevokeResponse) String() string {
 func (*RevokeResponse) ProtoMessage() {}
 
 func (x *RevokeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[35]
+	mi := &file_chancery_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2554,7 +3086,7 @@ func (x *RevokeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeResponse.ProtoReflect.Descriptor instead.
 func (*RevokeResponse) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{35}
+	return file_chancery_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *RevokeResponse) GetCertificates() []*RevokedCertificate {
@@ -2625,7 +3157,7 @@ type RevokedCertificate struct {
 
 func (x *RevokedCertificate) Reset() {
 	*x = RevokedCertificate{}
-	mi := &file_chancery_proto_msgTypes[36]
+	mi := &file_chancery_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2637,7 +3169,7 @@ func (x *RevokedCertificate) String() string {
 func (*RevokedCertificate) ProtoMessage() {}
 
 func (x *RevokedCertificate) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[36]
+	mi := &file_chancery_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2650,7 +3182,7 @@ func (x *RevokedCertificate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokedCertificate.ProtoReflect.Descriptor instead.
 func (*RevokedCertificate) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{36}
+	return file_chancery_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *RevokedCertificate) GetSerial() string {
@@ -2690,7 +3222,7 @@ type RestoreRequest struct {
 
 func (x *RestoreRequest) Reset() {
 	*x = RestoreRequest{}
-	mi := &file_chancery_proto_msgTypes[37]
+	mi := &file_chancery_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2702,7 +3234,7 @@ func (x *RestoreRequest) String() string {
 func (*RestoreRequest) ProtoMessage() {}
 
 func (x *RestoreRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[37]
+	mi := &file_chancery_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2715,7 +3247,7 @@ func (x *RestoreRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreRequest.ProtoReflect.Descriptor instead.
 func (*RestoreRequest) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{37}
+	return file_chancery_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *RestoreRequest) GetSpiffeId() string {
@@ -2733,7 +3265,7 @@ type RestoreResponse struct {
 
 func (x *RestoreResponse) Reset() {
 	*x = RestoreResponse{}
-	mi := &file_chancery_proto_msgTypes[38]
+	mi := &file_chancery_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2745,7 +3277,7 @@ func (x *RestoreResponse) String() string {
 func (*RestoreResponse) ProtoMessage() {}
 
 func (x *RestoreResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[38]
+	mi := &file_chancery_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2758,7 +3290,7 @@ func (x *RestoreResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreResponse.ProtoReflect.Descriptor instead.
 func (*RestoreResponse) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{38}
+	return file_chancery_proto_rawDescGZIP(), []int{44}
 }
 
 type ListRevocationsRequest struct {
@@ -2769,7 +3301,7 @@ type ListRevocationsRequest struct {
 
 func (x *ListRevocationsRequest) Reset() {
 	*x = ListRevocationsRequest{}
-	mi := &file_chancery_proto_msgTypes[39]
+	mi := &file_chancery_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2781,7 +3313,7 @@ func (x *ListRevocationsRequest) String() string {
 func (*ListRevocationsRequest) ProtoMessage() {}
 
 func (x *ListRevocationsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[39]
+	mi := &file_chancery_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2794,7 +3326,7 @@ func (x *ListRevocationsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRevocationsRequest.ProtoReflect.Descriptor instead.
 func (*ListRevocationsRequest) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{39}
+	return file_chancery_proto_rawDescGZIP(), []int{45}
 }
 
 type ListRevocationsResponse struct {
@@ -2814,7 +3346,7 @@ type ListRevocationsResponse struct {
 
 func (x *ListRevocationsResponse) Reset() {
 	*x = ListRevocationsResponse{}
-	mi := &file_chancery_proto_msgTypes[40]
+	mi := &file_chancery_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2826,7 +3358,7 @@ func (x *ListRevocationsResponse) String() string {
 func (*ListRevocationsResponse) ProtoMessage() {}
 
 func (x *ListRevocationsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[40]
+	mi := &file_chancery_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2839,7 +3371,7 @@ func (x *ListRevocationsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRevocationsResponse.ProtoReflect.Descriptor instead.
 func (*ListRevocationsResponse) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{40}
+	return file_chancery_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *ListRevocationsResponse) GetRevocations() []*Revocation {
@@ -2901,7 +3433,7 @@ type Revocation struct {
 
 func (x *Revocation) Reset() {
 	*x = Revocation{}
-	mi := &file_chancery_proto_msgTypes[41]
+	mi := &file_chancery_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2913,7 +3445,7 @@ func (x *Revocation) String() string {
 func (*Revocation) ProtoMessage() {}
 
 func (x *Revocation) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[41]
+	mi := &file_chancery_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2926,7 +3458,7 @@ func (x *Revocation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Revocation.ProtoReflect.Descriptor instead.
 func (*Revocation) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{41}
+	return file_chancery_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *Revocation) GetId() string {
@@ -2986,7 +3518,7 @@ type ListServedRequest struct {
 
 func (x *ListServedRequest) Reset() {
 	*x = ListServedRequest{}
-	mi := &file_chancery_proto_msgTypes[42]
+	mi := &file_chancery_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2998,7 +3530,7 @@ func (x *ListServedRequest) String() string {
 func (*ListServedRequest) ProtoMessage() {}
 
 func (x *ListServedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[42]
+	mi := &file_chancery_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3011,7 +3543,7 @@ func (x *ListServedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListServedRequest.ProtoReflect.Descriptor instead.
 func (*ListServedRequest) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{42}
+	return file_chancery_proto_rawDescGZIP(), []int{48}
 }
 
 type ListServedResponse struct {
@@ -3025,7 +3557,7 @@ type ListServedResponse struct {
 
 func (x *ListServedResponse) Reset() {
 	*x = ListServedResponse{}
-	mi := &file_chancery_proto_msgTypes[43]
+	mi := &file_chancery_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3037,7 +3569,7 @@ func (x *ListServedResponse) String() string {
 func (*ListServedResponse) ProtoMessage() {}
 
 func (x *ListServedResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[43]
+	mi := &file_chancery_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3050,7 +3582,7 @@ func (x *ListServedResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListServedResponse.ProtoReflect.Descriptor instead.
 func (*ListServedResponse) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{43}
+	return file_chancery_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *ListServedResponse) GetAgents() []*ServedByAgent {
@@ -3079,7 +3611,7 @@ type ServedByAgent struct {
 
 func (x *ServedByAgent) Reset() {
 	*x = ServedByAgent{}
-	mi := &file_chancery_proto_msgTypes[44]
+	mi := &file_chancery_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3091,7 +3623,7 @@ func (x *ServedByAgent) String() string {
 func (*ServedByAgent) ProtoMessage() {}
 
 func (x *ServedByAgent) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[44]
+	mi := &file_chancery_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3104,7 +3636,7 @@ func (x *ServedByAgent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServedByAgent.ProtoReflect.Descriptor instead.
 func (*ServedByAgent) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{44}
+	return file_chancery_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *ServedByAgent) GetSpiffeId() string {
@@ -3138,7 +3670,7 @@ type RequestIssuerRequest struct {
 
 func (x *RequestIssuerRequest) Reset() {
 	*x = RequestIssuerRequest{}
-	mi := &file_chancery_proto_msgTypes[45]
+	mi := &file_chancery_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3150,7 +3682,7 @@ func (x *RequestIssuerRequest) String() string {
 func (*RequestIssuerRequest) ProtoMessage() {}
 
 func (x *RequestIssuerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[45]
+	mi := &file_chancery_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3163,7 +3695,7 @@ func (x *RequestIssuerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RequestIssuerRequest.ProtoReflect.Descriptor instead.
 func (*RequestIssuerRequest) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{45}
+	return file_chancery_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *RequestIssuerRequest) GetFresh() bool {
@@ -3183,7 +3715,7 @@ type RequestIssuerResponse struct {
 
 func (x *RequestIssuerResponse) Reset() {
 	*x = RequestIssuerResponse{}
-	mi := &file_chancery_proto_msgTypes[46]
+	mi := &file_chancery_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3195,7 +3727,7 @@ func (x *RequestIssuerResponse) String() string {
 func (*RequestIssuerResponse) ProtoMessage() {}
 
 func (x *RequestIssuerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[46]
+	mi := &file_chancery_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3208,7 +3740,7 @@ func (x *RequestIssuerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RequestIssuerResponse.ProtoReflect.Descriptor instead.
 func (*RequestIssuerResponse) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{46}
+	return file_chancery_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *RequestIssuerResponse) GetRequest() []byte {
@@ -3228,7 +3760,7 @@ type ImportIssuerRequest struct {
 
 func (x *ImportIssuerRequest) Reset() {
 	*x = ImportIssuerRequest{}
-	mi := &file_chancery_proto_msgTypes[47]
+	mi := &file_chancery_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3240,7 +3772,7 @@ func (x *ImportIssuerRequest) String() string {
 func (*ImportIssuerRequest) ProtoMessage() {}
 
 func (x *ImportIssuerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[47]
+	mi := &file_chancery_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3253,7 +3785,7 @@ func (x *ImportIssuerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportIssuerRequest.ProtoReflect.Descriptor instead.
 func (*ImportIssuerRequest) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{47}
+	return file_chancery_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *ImportIssuerRequest) GetCertificates() [][]byte {
@@ -3271,7 +3803,7 @@ type ImportIssuerResponse struct {
 
 func (x *ImportIssuerResponse) Reset() {
 	*x = ImportIssuerResponse{}
-	mi := &file_chancery_proto_msgTypes[48]
+	mi := &file_chancery_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3283,7 +3815,7 @@ func (x *ImportIssuerResponse) String() string {
 func (*ImportIssuerResponse) ProtoMessage() {}
 
 func (x *ImportIssuerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[48]
+	mi := &file_chancery_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3296,7 +3828,7 @@ func (x *ImportIssuerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportIssuerResponse.ProtoReflect.Descriptor instead.
 func (*ImportIssuerResponse) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{48}
+	return file_chancery_proto_rawDescGZIP(), []int{54}
 }
 
 type GetAuthoritiesRequest struct {
@@ -3307,7 +3839,7 @@ type GetAuthoritiesRequest struct {
 
 func (x *GetAuthoritiesRequest) Reset() {
 	*x = GetAuthoritiesRequest{}
-	mi := &file_chancery_proto_msgTypes[49]
+	mi := &file_chancery_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3319,7 +3851,7 @@ func (x *GetAuthoritiesRequest) String() string {
 func (*GetAuthoritiesRequest) ProtoMessage() {}
 
 func (x *GetAuthoritiesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[49]
+	mi := &file_chancery_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3332,7 +3864,7 @@ func (x *GetAuthoritiesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetAuthoritiesRequest.ProtoReflect.Descriptor instead.
 func (*GetAuthoritiesRequest) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{49}
+	return file_chancery_proto_rawDescGZIP(), []int{55}
 }
 
 type GetAuthoritiesResponse struct {
@@ -3344,7 +3876,7 @@ type GetAuthoritiesResponse struct {
 
 func (x *GetAuthoritiesResponse) Reset() {
 	*x = GetAuthoritiesResponse{}
-	mi := &file_chancery_proto_msgTypes[50]
+	mi := &file_chancery_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3356,7 +3888,7 @@ func (x *GetAuthoritiesResponse) String() string {
 func (*GetAuthoritiesResponse) ProtoMessage() {}
 
 func (x *GetAuthoritiesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[50]
+	mi := &file_chancery_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3369,7 +3901,7 @@ func (x *GetAuthoritiesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetAuthoritiesResponse.ProtoReflect.Descriptor instead.
 func (*GetAuthoritiesResponse) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{50}
+	return file_chancery_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *GetAuthoritiesResponse) GetDomains() []*DomainAuthorities {
@@ -3392,7 +3924,7 @@ type DomainAuthorities struct {
 
 func (x *DomainAuthorities) Reset() {
 	*x = DomainAuthorities{}
-	mi := &file_chancery_proto_msgTypes[51]
+	mi := &file_chancery_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3404,7 +3936,7 @@ func (x *DomainAuthorities) String() string {
 func (*DomainAuthorities) ProtoMessage() {}
 
 func (x *DomainAuthorities) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[51]
+	mi := &file_chancery_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3417,7 +3949,7 @@ func (x *DomainAuthorities) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DomainAuthorities.ProtoReflect.Descriptor instead.
 func (*DomainAuthorities) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{51}
+	return file_chancery_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *DomainAuthorities) GetTrustDomain() string {
@@ -3467,7 +3999,7 @@ type Authority struct {
 
 func (x *Authority) Reset() {
 	*x = Authority{}
-	mi := &file_chancery_proto_msgTypes[52]
+	mi := &file_chancery_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3479,7 +4011,7 @@ func (x *Authority) String() string {
 func (*Authority) ProtoMessage() {}
 
 func (x *Authority) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[52]
+	mi := &file_chancery_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3492,7 +4024,7 @@ func (x *Authority) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Authority.ProtoReflect.Descriptor instead.
 func (*Authority) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{52}
+	return file_chancery_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *Authority) GetId() string {
@@ -3545,7 +4077,7 @@ type GetStatusRequest struct {
 
 func (x *GetStatusRequest) Reset() {
 	*x = GetStatusRequest{}
-	mi := &file_chancery_proto_msgTypes[53]
+	mi := &file_chancery_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3557,7 +4089,7 @@ func (x *GetStatusRequest) String() string {
 func (*GetStatusRequest) ProtoMessage() {}
 
 func (x *GetStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[53]
+	mi := &file_chancery_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3570,7 +4102,7 @@ func (x *GetStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusRequest.ProtoReflect.Descriptor instead.
 func (*GetStatusRequest) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{53}
+	return file_chancery_proto_rawDescGZIP(), []int{59}
 }
 
 type GetStatusResponse struct {
@@ -3608,7 +4140,7 @@ type GetStatusResponse struct {
 
 func (x *GetStatusResponse) Reset() {
 	*x = GetStatusResponse{}
-	mi := &file_chancery_proto_msgTypes[54]
+	mi := &file_chancery_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3620,7 +4152,7 @@ func (x *GetStatusResponse) String() string {
 func (*GetStatusResponse) ProtoMessage() {}
 
 func (x *GetStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[54]
+	mi := &file_chancery_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3633,7 +4165,7 @@ func (x *GetStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusResponse.ProtoReflect.Descriptor instead.
 func (*GetStatusResponse) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{54}
+	return file_chancery_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *GetStatusResponse) GetTime() *timestamppb.Timestamp {
@@ -3755,6 +4287,748 @@ func (x *GetStatusResponse) GetRotation() *Rotation {
 	return nil
 }
 
+type ListTrustRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// One trust domain; empty: all.
+	TrustDomain   string `protobuf:"bytes,1,opt,name=trust_domain,json=trustDomain,proto3" json:"trust_domain,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListTrustRequest) Reset() {
+	*x = ListTrustRequest{}
+	mi := &file_chancery_proto_msgTypes[61]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListTrustRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListTrustRequest) ProtoMessage() {}
+
+func (x *ListTrustRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_chancery_proto_msgTypes[61]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListTrustRequest.ProtoReflect.Descriptor instead.
+func (*ListTrustRequest) Descriptor() ([]byte, []int) {
+	return file_chancery_proto_rawDescGZIP(), []int{61}
+}
+
+func (x *ListTrustRequest) GetTrustDomain() string {
+	if x != nil {
+		return x.TrustDomain
+	}
+	return ""
+}
+
+type ListTrustResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The own domain first, then its kin, then foreign ones by name.
+	Domains []*TrustedDomain `protobuf:"bytes,1,rep,name=domains,proto3" json:"domains,omitempty"`
+	// The server's clock.
+	Time          *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=time,proto3" json:"time,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListTrustResponse) Reset() {
+	*x = ListTrustResponse{}
+	mi := &file_chancery_proto_msgTypes[62]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListTrustResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListTrustResponse) ProtoMessage() {}
+
+func (x *ListTrustResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_chancery_proto_msgTypes[62]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListTrustResponse.ProtoReflect.Descriptor instead.
+func (*ListTrustResponse) Descriptor() ([]byte, []int) {
+	return file_chancery_proto_rawDescGZIP(), []int{62}
+}
+
+func (x *ListTrustResponse) GetDomains() []*TrustedDomain {
+	if x != nil {
+		return x.Domains
+	}
+	return nil
+}
+
+func (x *ListTrustResponse) GetTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Time
+	}
+	return nil
+}
+
+// TrustedDomain is a trust domain of whose roots the server knows.
+type TrustedDomain struct {
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	TrustDomain string                 `protobuf:"bytes,1,opt,name=trust_domain,json=trustDomain,proto3" json:"trust_domain,omitempty"`
+	// "own", "kin", "former" or "federated".
+	Standing string `protobuf:"bytes,2,opt,name=standing,proto3" json:"standing,omitempty"`
+	// The generation of an own bundle, the spiffe_sequence of a foreign one.
+	Sequence uint64 `protobuf:"varint,3,opt,name=sequence,proto3" json:"sequence,omitempty"`
+	// The SPIFFE bundle, as JSON.
+	Bundle []byte `protobuf:"bytes,4,opt,name=bundle,proto3" json:"bundle,omitempty"`
+	// When this bundle was stored.
+	Since *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=since,proto3" json:"since,omitempty"`
+	// Of a foreign one: the bundle that was there before it; empty for none.
+	Previous      []byte        `protobuf:"bytes,6,opt,name=previous,proto3" json:"previous,omitempty"`
+	Relationship  *Relationship `protobuf:"bytes,7,opt,name=relationship,proto3" json:"relationship,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TrustedDomain) Reset() {
+	*x = TrustedDomain{}
+	mi := &file_chancery_proto_msgTypes[63]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TrustedDomain) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TrustedDomain) ProtoMessage() {}
+
+func (x *TrustedDomain) ProtoReflect() protoreflect.Message {
+	mi := &file_chancery_proto_msgTypes[63]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TrustedDomain.ProtoReflect.Descriptor instead.
+func (*TrustedDomain) Descriptor() ([]byte, []int) {
+	return file_chancery_proto_rawDescGZIP(), []int{63}
+}
+
+func (x *TrustedDomain) GetTrustDomain() string {
+	if x != nil {
+		return x.TrustDomain
+	}
+	return ""
+}
+
+func (x *TrustedDomain) GetStanding() string {
+	if x != nil {
+		return x.Standing
+	}
+	return ""
+}
+
+func (x *TrustedDomain) GetSequence() uint64 {
+	if x != nil {
+		return x.Sequence
+	}
+	return 0
+}
+
+func (x *TrustedDomain) GetBundle() []byte {
+	if x != nil {
+		return x.Bundle
+	}
+	return nil
+}
+
+func (x *TrustedDomain) GetSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Since
+	}
+	return nil
+}
+
+func (x *TrustedDomain) GetPrevious() []byte {
+	if x != nil {
+		return x.Previous
+	}
+	return nil
+}
+
+func (x *TrustedDomain) GetRelationship() *Relationship {
+	if x != nil {
+		return x.Relationship
+	}
+	return nil
+}
+
+// Relationship is how a foreign bundle is got, and how that goes.
+type Relationship struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Empty where bundles are imported by hand.
+	Url string `protobuf:"bytes,1,opt,name=url,proto3" json:"url,omitempty"`
+	// "https_web" or "https_spiffe".
+	Profile          string                 `protobuf:"bytes,2,opt,name=profile,proto3" json:"profile,omitempty"`
+	EndpointSpiffeId string                 `protobuf:"bytes,3,opt,name=endpoint_spiffe_id,json=endpointSpiffeId,proto3" json:"endpoint_spiffe_id,omitempty"`
+	LastSuccess      *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=last_success,json=lastSuccess,proto3" json:"last_success,omitempty"`
+	LastTry          *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=last_try,json=lastTry,proto3" json:"last_try,omitempty"`
+	NextTry          *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=next_try,json=nextTry,proto3" json:"next_try,omitempty"`
+	// Of the last try; empty if it worked.
+	Error         string               `protobuf:"bytes,7,opt,name=error,proto3" json:"error,omitempty"`
+	RefreshHint   *durationpb.Duration `protobuf:"bytes,8,opt,name=refresh_hint,json=refreshHint,proto3" json:"refresh_hint,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Relationship) Reset() {
+	*x = Relationship{}
+	mi := &file_chancery_proto_msgTypes[64]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Relationship) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Relationship) ProtoMessage() {}
+
+func (x *Relationship) ProtoReflect() protoreflect.Message {
+	mi := &file_chancery_proto_msgTypes[64]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Relationship.ProtoReflect.Descriptor instead.
+func (*Relationship) Descriptor() ([]byte, []int) {
+	return file_chancery_proto_rawDescGZIP(), []int{64}
+}
+
+func (x *Relationship) GetUrl() string {
+	if x != nil {
+		return x.Url
+	}
+	return ""
+}
+
+func (x *Relationship) GetProfile() string {
+	if x != nil {
+		return x.Profile
+	}
+	return ""
+}
+
+func (x *Relationship) GetEndpointSpiffeId() string {
+	if x != nil {
+		return x.EndpointSpiffeId
+	}
+	return ""
+}
+
+func (x *Relationship) GetLastSuccess() *timestamppb.Timestamp {
+	if x != nil {
+		return x.LastSuccess
+	}
+	return nil
+}
+
+func (x *Relationship) GetLastTry() *timestamppb.Timestamp {
+	if x != nil {
+		return x.LastTry
+	}
+	return nil
+}
+
+func (x *Relationship) GetNextTry() *timestamppb.Timestamp {
+	if x != nil {
+		return x.NextTry
+	}
+	return nil
+}
+
+func (x *Relationship) GetError() string {
+	if x != nil {
+		return x.Error
+	}
+	return ""
+}
+
+func (x *Relationship) GetRefreshHint() *durationpb.Duration {
+	if x != nil {
+		return x.RefreshHint
+	}
+	return nil
+}
+
+type ImportTrustRequest struct {
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	TrustDomain string                 `protobuf:"bytes,1,opt,name=trust_domain,json=trustDomain,proto3" json:"trust_domain,omitempty"`
+	// A SPIFFE bundle, as JSON. Empty with forget.
+	Bundle []byte `protobuf:"bytes,2,opt,name=bundle,proto3" json:"bundle,omitempty"`
+	// Drops the domain.
+	Forget bool `protobuf:"varint,3,opt,name=forget,proto3" json:"forget,omitempty"`
+	// Takes one whose sequence is lower than that of the stored one, on an admin's word.
+	Older         bool `protobuf:"varint,4,opt,name=older,proto3" json:"older,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ImportTrustRequest) Reset() {
+	*x = ImportTrustRequest{}
+	mi := &file_chancery_proto_msgTypes[65]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ImportTrustRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ImportTrustRequest) ProtoMessage() {}
+
+func (x *ImportTrustRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_chancery_proto_msgTypes[65]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ImportTrustRequest.ProtoReflect.Descriptor instead.
+func (*ImportTrustRequest) Descriptor() ([]byte, []int) {
+	return file_chancery_proto_rawDescGZIP(), []int{65}
+}
+
+func (x *ImportTrustRequest) GetTrustDomain() string {
+	if x != nil {
+		return x.TrustDomain
+	}
+	return ""
+}
+
+func (x *ImportTrustRequest) GetBundle() []byte {
+	if x != nil {
+		return x.Bundle
+	}
+	return nil
+}
+
+func (x *ImportTrustRequest) GetForget() bool {
+	if x != nil {
+		return x.Forget
+	}
+	return false
+}
+
+func (x *ImportTrustRequest) GetOlder() bool {
+	if x != nil {
+		return x.Older
+	}
+	return false
+}
+
+type ImportTrustResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Changed       bool                   `protobuf:"varint,1,opt,name=changed,proto3" json:"changed,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ImportTrustResponse) Reset() {
+	*x = ImportTrustResponse{}
+	mi := &file_chancery_proto_msgTypes[66]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ImportTrustResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ImportTrustResponse) ProtoMessage() {}
+
+func (x *ImportTrustResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_chancery_proto_msgTypes[66]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ImportTrustResponse.ProtoReflect.Descriptor instead.
+func (*ImportTrustResponse) Descriptor() ([]byte, []int) {
+	return file_chancery_proto_rawDescGZIP(), []int{66}
+}
+
+func (x *ImportTrustResponse) GetChanged() bool {
+	if x != nil {
+		return x.Changed
+	}
+	return false
+}
+
+type RefreshTrustRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Empty: all.
+	TrustDomain   string `protobuf:"bytes,1,opt,name=trust_domain,json=trustDomain,proto3" json:"trust_domain,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RefreshTrustRequest) Reset() {
+	*x = RefreshTrustRequest{}
+	mi := &file_chancery_proto_msgTypes[67]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RefreshTrustRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RefreshTrustRequest) ProtoMessage() {}
+
+func (x *RefreshTrustRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_chancery_proto_msgTypes[67]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RefreshTrustRequest.ProtoReflect.Descriptor instead.
+func (*RefreshTrustRequest) Descriptor() ([]byte, []int) {
+	return file_chancery_proto_rawDescGZIP(), []int{67}
+}
+
+func (x *RefreshTrustRequest) GetTrustDomain() string {
+	if x != nil {
+		return x.TrustDomain
+	}
+	return ""
+}
+
+type RefreshTrustResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Domains       []*TrustedDomain       `protobuf:"bytes,1,rep,name=domains,proto3" json:"domains,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RefreshTrustResponse) Reset() {
+	*x = RefreshTrustResponse{}
+	mi := &file_chancery_proto_msgTypes[68]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RefreshTrustResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RefreshTrustResponse) ProtoMessage() {}
+
+func (x *RefreshTrustResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_chancery_proto_msgTypes[68]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RefreshTrustResponse.ProtoReflect.Descriptor instead.
+func (*RefreshTrustResponse) Descriptor() ([]byte, []int) {
+	return file_chancery_proto_rawDescGZIP(), []int{68}
+}
+
+func (x *RefreshTrustResponse) GetDomains() []*TrustedDomain {
+	if x != nil {
+		return x.Domains
+	}
+	return nil
+}
+
+type ShowNamingRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// "NS/NAME"; empty: all services.
+	Service       string `protobuf:"bytes,1,opt,name=service,proto3" json:"service,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ShowNamingRequest) Reset() {
+	*x = ShowNamingRequest{}
+	mi := &file_chancery_proto_msgTypes[69]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ShowNamingRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ShowNamingRequest) ProtoMessage() {}
+
+func (x *ShowNamingRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_chancery_proto_msgTypes[69]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ShowNamingRequest.ProtoReflect.Descriptor instead.
+func (*ShowNamingRequest) Descriptor() ([]byte, []int) {
+	return file_chancery_proto_rawDescGZIP(), []int{69}
+}
+
+func (x *ShowNamingRequest) GetService() string {
+	if x != nil {
+		return x.Service
+	}
+	return ""
+}
+
+type ShowNamingResponse struct {
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Services []*NamedService        `protobuf:"bytes,1,rep,name=services,proto3" json:"services,omitempty"`
+	// Services beyond 1,000 are counted only.
+	Omitted       uint64 `protobuf:"varint,2,opt,name=omitted,proto3" json:"omitted,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ShowNamingResponse) Reset() {
+	*x = ShowNamingResponse{}
+	mi := &file_chancery_proto_msgTypes[70]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ShowNamingResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ShowNamingResponse) ProtoMessage() {}
+
+func (x *ShowNamingResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_chancery_proto_msgTypes[70]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ShowNamingResponse.ProtoReflect.Descriptor instead.
+func (*ShowNamingResponse) Descriptor() ([]byte, []int) {
+	return file_chancery_proto_rawDescGZIP(), []int{70}
+}
+
+func (x *ShowNamingResponse) GetServices() []*NamedService {
+	if x != nil {
+		return x.Services
+	}
+	return nil
+}
+
+func (x *ShowNamingResponse) GetOmitted() uint64 {
+	if x != nil {
+		return x.Omitted
+	}
+	return 0
+}
+
+type NamedService struct {
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	Service    string                 `protobuf:"bytes,1,opt,name=service,proto3" json:"service,omitempty"`
+	Unknown    bool                   `protobuf:"varint,2,opt,name=unknown,proto3" json:"unknown,omitempty"`
+	Identities []*NamedIdentity       `protobuf:"bytes,3,rep,name=identities,proto3" json:"identities,omitempty"`
+	// What is wrong with objects of this service.
+	Problems      []string `protobuf:"bytes,4,rep,name=problems,proto3" json:"problems,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NamedService) Reset() {
+	*x = NamedService{}
+	mi := &file_chancery_proto_msgTypes[71]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NamedService) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NamedService) ProtoMessage() {}
+
+func (x *NamedService) ProtoReflect() protoreflect.Message {
+	mi := &file_chancery_proto_msgTypes[71]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NamedService.ProtoReflect.Descriptor instead.
+func (*NamedService) Descriptor() ([]byte, []int) {
+	return file_chancery_proto_rawDescGZIP(), []int{71}
+}
+
+func (x *NamedService) GetService() string {
+	if x != nil {
+		return x.Service
+	}
+	return ""
+}
+
+func (x *NamedService) GetUnknown() bool {
+	if x != nil {
+		return x.Unknown
+	}
+	return false
+}
+
+func (x *NamedService) GetIdentities() []*NamedIdentity {
+	if x != nil {
+		return x.Identities
+	}
+	return nil
+}
+
+func (x *NamedService) GetProblems() []string {
+	if x != nil {
+		return x.Problems
+	}
+	return nil
+}
+
+type NamedIdentity struct {
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	SpiffeId string                 `protobuf:"bytes,1,opt,name=spiffe_id,json=spiffeId,proto3" json:"spiffe_id,omitempty"`
+	// Each says an object and field, such as "cluster east: pod foo/web-1 (app=web)", at most 20; more are counted.
+	Because []string `protobuf:"bytes,2,rep,name=because,proto3" json:"because,omitempty"`
+	More    uint64   `protobuf:"varint,3,opt,name=more,proto3" json:"more,omitempty"`
+	// Nothing names it any more; it stays until then (at most two minutes).
+	Until         *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=until,proto3" json:"until,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NamedIdentity) Reset() {
+	*x = NamedIdentity{}
+	mi := &file_chancery_proto_msgTypes[72]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NamedIdentity) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NamedIdentity) ProtoMessage() {}
+
+func (x *NamedIdentity) ProtoReflect() protoreflect.Message {
+	mi := &file_chancery_proto_msgTypes[72]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NamedIdentity.ProtoReflect.Descriptor instead.
+func (*NamedIdentity) Descriptor() ([]byte, []int) {
+	return file_chancery_proto_rawDescGZIP(), []int{72}
+}
+
+func (x *NamedIdentity) GetSpiffeId() string {
+	if x != nil {
+		return x.SpiffeId
+	}
+	return ""
+}
+
+func (x *NamedIdentity) GetBecause() []string {
+	if x != nil {
+		return x.Because
+	}
+	return nil
+}
+
+func (x *NamedIdentity) GetMore() uint64 {
+	if x != nil {
+		return x.More
+	}
+	return 0
+}
+
+func (x *NamedIdentity) GetUntil() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Until
+	}
+	return nil
+}
+
 type GetStatusResponse_Document struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
 	Version uint64                 `protobuf:"varint,1,opt,name=version,proto3" json:"version,omitempty"`
@@ -3773,7 +5047,7 @@ type GetStatusResponse_Document struct {
 
 func (x *GetStatusResponse_Document) Reset() {
 	*x = GetStatusResponse_Document{}
-	mi := &file_chancery_proto_msgTypes[55]
+	mi := &file_chancery_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3785,7 +5059,7 @@ func (x *GetStatusResponse_Document) String() string {
 func (*GetStatusResponse_Document) ProtoMessage() {}
 
 func (x *GetStatusResponse_Document) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[55]
+	mi := &file_chancery_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3798,7 +5072,7 @@ func (x *GetStatusResponse_Document) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusResponse_Document.ProtoReflect.Descriptor instead.
 func (*GetStatusResponse_Document) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{54, 0}
+	return file_chancery_proto_rawDescGZIP(), []int{60, 0}
 }
 
 func (x *GetStatusResponse_Document) GetVersion() uint64 {
@@ -3854,7 +5128,7 @@ type GetStatusResponse_Log struct {
 
 func (x *GetStatusResponse_Log) Reset() {
 	*x = GetStatusResponse_Log{}
-	mi := &file_chancery_proto_msgTypes[56]
+	mi := &file_chancery_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3866,7 +5140,7 @@ func (x *GetStatusResponse_Log) String() string {
 func (*GetStatusResponse_Log) ProtoMessage() {}
 
 func (x *GetStatusResponse_Log) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[56]
+	mi := &file_chancery_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3879,7 +5153,7 @@ func (x *GetStatusResponse_Log) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusResponse_Log.ProtoReflect.Descriptor instead.
 func (*GetStatusResponse_Log) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{54, 1}
+	return file_chancery_proto_rawDescGZIP(), []int{60, 1}
 }
 
 func (x *GetStatusResponse_Log) GetId() uint32 {
@@ -3922,7 +5196,7 @@ type GetStatusResponse_Store struct {
 
 func (x *GetStatusResponse_Store) Reset() {
 	*x = GetStatusResponse_Store{}
-	mi := &file_chancery_proto_msgTypes[57]
+	mi := &file_chancery_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3934,7 +5208,7 @@ func (x *GetStatusResponse_Store) String() string {
 func (*GetStatusResponse_Store) ProtoMessage() {}
 
 func (x *GetStatusResponse_Store) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[57]
+	mi := &file_chancery_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3947,7 +5221,7 @@ func (x *GetStatusResponse_Store) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusResponse_Store.ProtoReflect.Descriptor instead.
 func (*GetStatusResponse_Store) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{54, 2}
+	return file_chancery_proto_rawDescGZIP(), []int{60, 2}
 }
 
 func (x *GetStatusResponse_Store) GetKind() string {
@@ -4038,7 +5312,7 @@ type GetStatusResponse_Certificate struct {
 
 func (x *GetStatusResponse_Certificate) Reset() {
 	*x = GetStatusResponse_Certificate{}
-	mi := &file_chancery_proto_msgTypes[58]
+	mi := &file_chancery_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4050,7 +5324,7 @@ func (x *GetStatusResponse_Certificate) String() string {
 func (*GetStatusResponse_Certificate) ProtoMessage() {}
 
 func (x *GetStatusResponse_Certificate) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[58]
+	mi := &file_chancery_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4063,7 +5337,7 @@ func (x *GetStatusResponse_Certificate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusResponse_Certificate.ProtoReflect.Descriptor instead.
 func (*GetStatusResponse_Certificate) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{54, 3}
+	return file_chancery_proto_rawDescGZIP(), []int{60, 3}
 }
 
 func (x *GetStatusResponse_Certificate) GetKind() string {
@@ -4120,7 +5394,7 @@ type GetStatusResponse_Key struct {
 
 func (x *GetStatusResponse_Key) Reset() {
 	*x = GetStatusResponse_Key{}
-	mi := &file_chancery_proto_msgTypes[59]
+	mi := &file_chancery_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4132,7 +5406,7 @@ func (x *GetStatusResponse_Key) String() string {
 func (*GetStatusResponse_Key) ProtoMessage() {}
 
 func (x *GetStatusResponse_Key) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[59]
+	mi := &file_chancery_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4145,7 +5419,7 @@ func (x *GetStatusResponse_Key) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusResponse_Key.ProtoReflect.Descriptor instead.
 func (*GetStatusResponse_Key) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{54, 4}
+	return file_chancery_proto_rawDescGZIP(), []int{60, 4}
 }
 
 func (x *GetStatusResponse_Key) GetName() string {
@@ -4205,7 +5479,7 @@ type GetStatusResponse_Outcome struct {
 
 func (x *GetStatusResponse_Outcome) Reset() {
 	*x = GetStatusResponse_Outcome{}
-	mi := &file_chancery_proto_msgTypes[60]
+	mi := &file_chancery_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4217,7 +5491,7 @@ func (x *GetStatusResponse_Outcome) String() string {
 func (*GetStatusResponse_Outcome) ProtoMessage() {}
 
 func (x *GetStatusResponse_Outcome) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[60]
+	mi := &file_chancery_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4230,7 +5504,7 @@ func (x *GetStatusResponse_Outcome) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusResponse_Outcome.ProtoReflect.Descriptor instead.
 func (*GetStatusResponse_Outcome) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{54, 5}
+	return file_chancery_proto_rawDescGZIP(), []int{60, 5}
 }
 
 func (x *GetStatusResponse_Outcome) GetOutcome() string {
@@ -4275,7 +5549,7 @@ type GetStatusResponse_AuditLog struct {
 
 func (x *GetStatusResponse_AuditLog) Reset() {
 	*x = GetStatusResponse_AuditLog{}
-	mi := &file_chancery_proto_msgTypes[61]
+	mi := &file_chancery_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4287,7 +5561,7 @@ func (x *GetStatusResponse_AuditLog) String() string {
 func (*GetStatusResponse_AuditLog) ProtoMessage() {}
 
 func (x *GetStatusResponse_AuditLog) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[61]
+	mi := &file_chancery_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4300,7 +5574,7 @@ func (x *GetStatusResponse_AuditLog) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusResponse_AuditLog.ProtoReflect.Descriptor instead.
 func (*GetStatusResponse_AuditLog) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{54, 6}
+	return file_chancery_proto_rawDescGZIP(), []int{60, 6}
 }
 
 func (x *GetStatusResponse_AuditLog) GetPath() string {
@@ -4350,7 +5624,7 @@ type GetStatusResponse_IssuanceLog struct {
 
 func (x *GetStatusResponse_IssuanceLog) Reset() {
 	*x = GetStatusResponse_IssuanceLog{}
-	mi := &file_chancery_proto_msgTypes[62]
+	mi := &file_chancery_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4362,7 +5636,7 @@ func (x *GetStatusResponse_IssuanceLog) String() string {
 func (*GetStatusResponse_IssuanceLog) ProtoMessage() {}
 
 func (x *GetStatusResponse_IssuanceLog) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[62]
+	mi := &file_chancery_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4375,7 +5649,7 @@ func (x *GetStatusResponse_IssuanceLog) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusResponse_IssuanceLog.ProtoReflect.Descriptor instead.
 func (*GetStatusResponse_IssuanceLog) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{54, 7}
+	return file_chancery_proto_rawDescGZIP(), []int{60, 7}
 }
 
 func (x *GetStatusResponse_IssuanceLog) GetDir() string {
@@ -4451,7 +5725,7 @@ type GetStatusResponse_Crls struct {
 
 func (x *GetStatusResponse_Crls) Reset() {
 	*x = GetStatusResponse_Crls{}
-	mi := &file_chancery_proto_msgTypes[63]
+	mi := &file_chancery_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4463,7 +5737,7 @@ func (x *GetStatusResponse_Crls) String() string {
 func (*GetStatusResponse_Crls) ProtoMessage() {}
 
 func (x *GetStatusResponse_Crls) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[63]
+	mi := &file_chancery_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4476,7 +5750,7 @@ func (x *GetStatusResponse_Crls) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusResponse_Crls.ProtoReflect.Descriptor instead.
 func (*GetStatusResponse_Crls) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{54, 8}
+	return file_chancery_proto_rawDescGZIP(), []int{60, 8}
 }
 
 func (x *GetStatusResponse_Crls) GetOff() []string {
@@ -4562,7 +5836,7 @@ type GetStatusResponse_Cluster struct {
 
 func (x *GetStatusResponse_Cluster) Reset() {
 	*x = GetStatusResponse_Cluster{}
-	mi := &file_chancery_proto_msgTypes[64]
+	mi := &file_chancery_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4574,7 +5848,7 @@ func (x *GetStatusResponse_Cluster) String() string {
 func (*GetStatusResponse_Cluster) ProtoMessage() {}
 
 func (x *GetStatusResponse_Cluster) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[64]
+	mi := &file_chancery_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4587,7 +5861,7 @@ func (x *GetStatusResponse_Cluster) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusResponse_Cluster.ProtoReflect.Descriptor instead.
 func (*GetStatusResponse_Cluster) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{54, 9}
+	return file_chancery_proto_rawDescGZIP(), []int{60, 9}
 }
 
 func (x *GetStatusResponse_Cluster) GetName() string {
@@ -4643,14 +5917,19 @@ const file_chancery_proto_rawDesc = "" +
 	"\x03why\x18\x03 \x01(\tR\x03why\"V\n" +
 	"\aReissue\x12\x18\n" +
 	"\aissuers\x18\x01 \x03(\fR\aissuers\x121\n" +
-	"\x06within\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x06within\"\x9c\x02\n" +
+	"\x06within\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x06within\"\xa2\x03\n" +
 	"\vSyncRequest\x12\"\n" +
 	"\facknowledged\x18\x01 \x01(\x04R\facknowledged\x12\x18\n" +
 	"\arefused\x18\x02 \x01(\tR\arefused\x12/\n" +
 	"\x06served\x18\x03 \x03(\v2\x17.chancery.v1.ServedSvidR\x06served\x12#\n" +
 	"\rnot_enforcing\x18\x04 \x03(\tR\fnotEnforcing\x12>\n" +
 	"\rdocument_mark\x18\x05 \x01(\v2\x19.chancery.v1.DocumentMarkR\fdocumentMark\x129\n" +
-	"\tconsumers\x18\x06 \x01(\v2\x1b.chancery.v1.ConsumersStateR\tconsumers\"T\n" +
+	"\tconsumers\x18\x06 \x01(\v2\x1b.chancery.v1.ConsumersStateR\tconsumers\x12\x14\n" +
+	"\x05reads\x18\a \x01(\rR\x05reads\x12\x1a\n" +
+	"\bservices\x18\b \x03(\tR\bservices\x12/\n" +
+	"\x13unknown_authorities\x18\t \x03(\tR\x12unknownAuthorities\x12!\n" +
+	"\fformer_names\x18\n" +
+	" \x03(\tR\vformerNames\"T\n" +
 	"\fDocumentMark\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\x04R\aversion\x12\x10\n" +
 	"\x03mac\x18\x02 \x01(\fR\x03mac\x12\x18\n" +
@@ -4660,7 +5939,7 @@ const file_chancery_proto_rawDesc = "" +
 	"\tspiffe_id\x18\x01 \x01(\tR\bspiffeId\x12\x16\n" +
 	"\x06serial\x18\x02 \x01(\fR\x06serial\x12)\n" +
 	"\x10certificate_hash\x18\x03 \x01(\fR\x0fcertificateHash\x127\n" +
-	"\tnot_after\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\bnotAfter\"\xd3\x02\n" +
+	"\tnot_after\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\bnotAfter\"\xca\x03\n" +
 	"\n" +
 	"SyncUpdate\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\x04R\aversion\x12+\n" +
@@ -4670,7 +5949,12 @@ const file_chancery_proto_rawDesc = "" +
 	"\aissuers\x18\x05 \x03(\fR\aissuers\x12>\n" +
 	"\rdocument_mark\x18\x06 \x01(\v2\x19.chancery.v1.DocumentMarkR\fdocumentMark\x12>\n" +
 	"\rsigned_bundle\x18\a \x01(\v2\x19.chancery.v1.SignedBundleR\fsignedBundle\x12.\n" +
-	"\areissue\x18\b \x01(\v2\x14.chancery.v1.ReissueR\areissue\"a\n" +
+	"\areissue\x18\b \x01(\v2\x14.chancery.v1.ReissueR\areissue\x12=\n" +
+	"\n" +
+	"federation\x18\t \x01(\v2\x1d.chancery.v1.SignedFederationR\n" +
+	"federation\x126\n" +
+	"\x06naming\x18\n" +
+	" \x03(\v2\x1e.chancery.v1.ServiceIdentitiesR\x06naming\"a\n" +
 	"\fIssueRequest\x12;\n" +
 	"\brequests\x18\x01 \x03(\v2\x1f.chancery.v1.CertificateRequestR\brequests\x12\x14\n" +
 	"\x05agent\x18\x02 \x01(\fR\x05agent\"\xbd\x01\n" +
@@ -4697,16 +5981,46 @@ const file_chancery_proto_rawDesc = "" +
 	"\vCertificate\x12\x1b\n" +
 	"\tspiffe_id\x18\x01 \x01(\tR\bspiffeId\x12\x14\n" +
 	"\x05chain\x18\x02 \x03(\fR\x05chain\x127\n" +
-	"\tnot_after\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\bnotAfter\"a\n" +
+	"\tnot_after\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\bnotAfter\"\x8d\x01\n" +
 	"\x06Bundle\x12!\n" +
 	"\ftrust_domain\x18\x01 \x01(\tR\vtrustDomain\x12\x1e\n" +
 	"\n" +
 	"generation\x18\x02 \x01(\x04R\n" +
 	"generation\x12\x14\n" +
-	"\x05roots\x18\x03 \x03(\fR\x05roots\"B\n" +
+	"\x05roots\x18\x03 \x03(\fR\x05roots\x12*\n" +
+	"\x03kin\x18\x04 \x03(\v2\x18.chancery.v1.DomainRootsR\x03kin\"F\n" +
+	"\vDomainRoots\x12!\n" +
+	"\ftrust_domain\x18\x01 \x01(\tR\vtrustDomain\x12\x14\n" +
+	"\x05roots\x18\x02 \x03(\fR\x05roots\"\x7f\n" +
+	"\n" +
+	"Federation\x12!\n" +
+	"\ftrust_domain\x18\x01 \x01(\tR\vtrustDomain\x12\x18\n" +
+	"\aversion\x18\x02 \x01(\x04R\aversion\x124\n" +
+	"\abundles\x18\x03 \x03(\v2\x1a.chancery.v1.ForeignBundleR\abundles\"d\n" +
+	"\rForeignBundle\x12!\n" +
+	"\ftrust_domain\x18\x01 \x01(\tR\vtrustDomain\x12\x1a\n" +
+	"\bsequence\x18\x02 \x01(\x04R\bsequence\x12\x14\n" +
+	"\x05roots\x18\x03 \x03(\fR\x05roots\"b\n" +
+	"\x10SignedFederation\x12\x1e\n" +
+	"\n" +
+	"federation\x18\x01 \x01(\fR\n" +
+	"federation\x12\x1c\n" +
+	"\tsignature\x18\x02 \x01(\fR\tsignature\x12\x10\n" +
+	"\x03key\x18\x03 \x01(\fR\x03key\"f\n" +
+	"\x11ServiceIdentities\x12\x18\n" +
+	"\aservice\x18\x01 \x01(\tR\aservice\x12\x1d\n" +
+	"\n" +
+	"spiffe_ids\x18\x02 \x03(\tR\tspiffeIds\x12\x18\n" +
+	"\aunknown\x18\x03 \x01(\bR\aunknown\"\xa4\x01\n" +
 	"\x14StartRotationRequest\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x16\n" +
-	"\x06reason\x18\x02 \x01(\tR\x06reason\"\x9d\x01\n" +
+	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\x1b\n" +
+	"\tto_domain\x18\x03 \x01(\tR\btoDomain\x12\x19\n" +
+	"\x05share\x18\x04 \x01(\rH\x00R\x05share\x88\x01\x01\x12\x1e\n" +
+	"\n" +
+	"namespaces\x18\x05 \x03(\tR\n" +
+	"namespacesB\b\n" +
+	"\x06_share\"\x9d\x01\n" +
 	"\x14PlanRotationResponse\x121\n" +
 	"\x06phases\x18\x01 \x03(\v2\x19.chancery.v1.PlannedPhaseR\x06phases\x12\x14\n" +
 	"\x05notes\x18\x02 \x03(\tR\x05notes\x12\x1b\n" +
@@ -4719,18 +6033,29 @@ const file_chancery_proto_rawDesc = "" +
 	"\twaits_for\x18\x03 \x03(\tR\bwaitsFor\x12/\n" +
 	"\x05least\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\x05least\x12-\n" +
 	"\x04most\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\x04most\"\x14\n" +
-	"\x12GetRotationRequest\"y\n" +
+	"\x12GetRotationRequest\"\xbe\x01\n" +
 	"\x15ChangeRotationRequest\x12\x16\n" +
 	"\x06change\x18\x01 \x01(\tR\x06change\x12\x12\n" +
 	"\x04gate\x18\x02 \x01(\tR\x04gate\x12\x18\n" +
 	"\abecause\x18\x03 \x01(\tR\abecause\x12\x1a\n" +
-	"\brotation\x18\x04 \x01(\tR\brotation\"\xdb\x01\n" +
+	"\brotation\x18\x04 \x01(\tR\brotation\x12\x19\n" +
+	"\x05share\x18\x05 \x01(\rH\x00R\x05share\x88\x01\x01\x12\x1e\n" +
+	"\n" +
+	"namespaces\x18\x06 \x03(\tR\n" +
+	"namespacesB\b\n" +
+	"\x06_share\"\x8b\x02\n" +
 	"\x0eRotationStatus\x121\n" +
 	"\brotation\x18\x01 \x01(\v2\x15.chancery.v1.RotationR\brotation\x12)\n" +
 	"\x04past\x18\x02 \x03(\v2\x15.chancery.v1.RotationR\x04past\x12.\n" +
 	"\x04time\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x18\n" +
 	"\aversion\x18\x04 \x01(\x04R\aversion\x12!\n" +
-	"\ftrust_domain\x18\x05 \x01(\tR\vtrustDomain\"\xf5\x05\n" +
+	"\ftrust_domain\x18\x05 \x01(\tR\vtrustDomain\x12.\n" +
+	"\x06former\x18\x06 \x03(\v2\x16.chancery.v1.FormerUseR\x06former\"_\n" +
+	"\tFormerUse\x12\x12\n" +
+	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x10\n" +
+	"\x03who\x18\x02 \x01(\tR\x03who\x12\x16\n" +
+	"\x06detail\x18\x03 \x01(\tR\x06detail\x12\x14\n" +
+	"\x05count\x18\x04 \x01(\x04R\x05count\"\xe9\x06\n" +
 	"\bRotation\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04kind\x18\x02 \x01(\tR\x04kind\x12\x16\n" +
@@ -4754,7 +6079,14 @@ const file_chancery_proto_rawDesc = "" +
 	"\toverrides\x18\x12 \x03(\v2\x1d.chancery.v1.RotationOverrideR\toverrides\x12\x18\n" +
 	"\atrouble\x18\x13 \x01(\tR\atrouble\x122\n" +
 	"\x06latest\x18\x14 \x01(\v2\x1a.google.protobuf.TimestampR\x06latest\x12@\n" +
-	"\x0ephase_estimate\x18\x15 \x01(\v2\x19.google.protobuf.DurationR\rphaseEstimate\"\xc6\x01\n" +
+	"\x0ephase_estimate\x18\x15 \x01(\v2\x19.google.protobuf.DurationR\rphaseEstimate\x12\x1f\n" +
+	"\vfrom_domain\x18\x16 \x01(\tR\n" +
+	"fromDomain\x12\x1b\n" +
+	"\tto_domain\x18\x17 \x01(\tR\btoDomain\x12\x14\n" +
+	"\x05share\x18\x18 \x01(\rR\x05share\x12\x1e\n" +
+	"\n" +
+	"namespaces\x18\x19 \x03(\tR\n" +
+	"namespaces\"\xc6\x01\n" +
 	"\x04Gate\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
 	"\x06passed\x18\x02 \x01(\bR\x06passed\x12\x1e\n" +
@@ -4969,11 +6301,61 @@ const file_chancery_proto_rawDesc = "" +
 	"\aCluster\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1b\n" +
 	"\tnot_ready\x18\x02 \x01(\tR\bnotReady\x12\x1b\n" +
-	"\twas_ready\x18\x03 \x01(\bR\bwasReady2\xd0\x01\n" +
+	"\twas_ready\x18\x03 \x01(\bR\bwasReady\"5\n" +
+	"\x10ListTrustRequest\x12!\n" +
+	"\ftrust_domain\x18\x01 \x01(\tR\vtrustDomain\"y\n" +
+	"\x11ListTrustResponse\x124\n" +
+	"\adomains\x18\x01 \x03(\v2\x1a.chancery.v1.TrustedDomainR\adomains\x12.\n" +
+	"\x04time\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\"\x8f\x02\n" +
+	"\rTrustedDomain\x12!\n" +
+	"\ftrust_domain\x18\x01 \x01(\tR\vtrustDomain\x12\x1a\n" +
+	"\bstanding\x18\x02 \x01(\tR\bstanding\x12\x1a\n" +
+	"\bsequence\x18\x03 \x01(\x04R\bsequence\x12\x16\n" +
+	"\x06bundle\x18\x04 \x01(\fR\x06bundle\x120\n" +
+	"\x05since\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12\x1a\n" +
+	"\bprevious\x18\x06 \x01(\fR\bprevious\x12=\n" +
+	"\frelationship\x18\a \x01(\v2\x19.chancery.v1.RelationshipR\frelationship\"\xe9\x02\n" +
+	"\fRelationship\x12\x10\n" +
+	"\x03url\x18\x01 \x01(\tR\x03url\x12\x18\n" +
+	"\aprofile\x18\x02 \x01(\tR\aprofile\x12,\n" +
+	"\x12endpoint_spiffe_id\x18\x03 \x01(\tR\x10endpointSpiffeId\x12=\n" +
+	"\flast_success\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\vlastSuccess\x125\n" +
+	"\blast_try\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\alastTry\x125\n" +
+	"\bnext_try\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\anextTry\x12\x14\n" +
+	"\x05error\x18\a \x01(\tR\x05error\x12<\n" +
+	"\frefresh_hint\x18\b \x01(\v2\x19.google.protobuf.DurationR\vrefreshHint\"}\n" +
+	"\x12ImportTrustRequest\x12!\n" +
+	"\ftrust_domain\x18\x01 \x01(\tR\vtrustDomain\x12\x16\n" +
+	"\x06bundle\x18\x02 \x01(\fR\x06bundle\x12\x16\n" +
+	"\x06forget\x18\x03 \x01(\bR\x06forget\x12\x14\n" +
+	"\x05older\x18\x04 \x01(\bR\x05older\"/\n" +
+	"\x13ImportTrustResponse\x12\x18\n" +
+	"\achanged\x18\x01 \x01(\bR\achanged\"8\n" +
+	"\x13RefreshTrustRequest\x12!\n" +
+	"\ftrust_domain\x18\x01 \x01(\tR\vtrustDomain\"L\n" +
+	"\x14RefreshTrustResponse\x124\n" +
+	"\adomains\x18\x01 \x03(\v2\x1a.chancery.v1.TrustedDomainR\adomains\"-\n" +
+	"\x11ShowNamingRequest\x12\x18\n" +
+	"\aservice\x18\x01 \x01(\tR\aservice\"e\n" +
+	"\x12ShowNamingResponse\x125\n" +
+	"\bservices\x18\x01 \x03(\v2\x19.chancery.v1.NamedServiceR\bservices\x12\x18\n" +
+	"\aomitted\x18\x02 \x01(\x04R\aomitted\"\x9a\x01\n" +
+	"\fNamedService\x12\x18\n" +
+	"\aservice\x18\x01 \x01(\tR\aservice\x12\x18\n" +
+	"\aunknown\x18\x02 \x01(\bR\aunknown\x12:\n" +
+	"\n" +
+	"identities\x18\x03 \x03(\v2\x1a.chancery.v1.NamedIdentityR\n" +
+	"identities\x12\x1a\n" +
+	"\bproblems\x18\x04 \x03(\tR\bproblems\"\x8c\x01\n" +
+	"\rNamedIdentity\x12\x1b\n" +
+	"\tspiffe_id\x18\x01 \x01(\tR\bspiffeId\x12\x18\n" +
+	"\abecause\x18\x02 \x03(\tR\abecause\x12\x12\n" +
+	"\x04more\x18\x03 \x01(\x04R\x04more\x120\n" +
+	"\x05until\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x05until2\xd0\x01\n" +
 	"\bIssuance\x12>\n" +
 	"\x05Issue\x12\x19.chancery.v1.IssueRequest\x1a\x1a.chancery.v1.IssueResponse\x12=\n" +
 	"\x04Sync\x12\x18.chancery.v1.SyncRequest\x1a\x17.chancery.v1.SyncUpdate(\x010\x01\x12E\n" +
-	"\tGetBundle\x12\x1d.chancery.v1.GetBundleRequest\x1a\x19.chancery.v1.SignedBundle2\xd7\t\n" +
+	"\tGetBundle\x12\x1d.chancery.v1.GetBundleRequest\x1a\x19.chancery.v1.SignedBundle2\x99\f\n" +
 	"\x05Admin\x12Y\n" +
 	"\x0eGetAuthorities\x12\".chancery.v1.GetAuthoritiesRequest\x1a#.chancery.v1.GetAuthoritiesResponse\x12V\n" +
 	"\rRequestIssuer\x12!.chancery.v1.RequestIssuerRequest\x1a\".chancery.v1.RequestIssuerResponse\x12S\n" +
@@ -4989,7 +6371,12 @@ const file_chancery_proto_rawDesc = "" +
 	"\vExportState\x12\x1f.chancery.v1.ExportStateRequest\x1a .chancery.v1.ExportStateResponse\x12T\n" +
 	"\fPlanRotation\x12!.chancery.v1.StartRotationRequest\x1a!.chancery.v1.PlanRotationResponse\x12O\n" +
 	"\rStartRotation\x12!.chancery.v1.StartRotationRequest\x1a\x1b.chancery.v1.RotationStatus\x12K\n" +
-	"\vGetRotation\x12\x1f.chancery.v1.GetRotationRequest\x1a\x1b.chancery.v1.RotationStatus\x12Q\n" +
+	"\vGetRotation\x12\x1f.chancery.v1.GetRotationRequest\x1a\x1b.chancery.v1.RotationStatus\x12J\n" +
+	"\tListTrust\x12\x1d.chancery.v1.ListTrustRequest\x1a\x1e.chancery.v1.ListTrustResponse\x12P\n" +
+	"\vImportTrust\x12\x1f.chancery.v1.ImportTrustRequest\x1a .chancery.v1.ImportTrustResponse\x12S\n" +
+	"\fRefreshTrust\x12 .chancery.v1.RefreshTrustRequest\x1a!.chancery.v1.RefreshTrustResponse\x12M\n" +
+	"\n" +
+	"ShowNaming\x12\x1e.chancery.v1.ShowNamingRequest\x1a\x1f.chancery.v1.ShowNamingResponse\x12Q\n" +
 	"\x0eChangeRotation\x12\".chancery.v1.ChangeRotationRequest\x1a\x1b.chancery.v1.RotationStatusB5Z3github.com/chancery-project/chancery/api/chanceryv1b\x06proto3"
 
 var (
@@ -5004,7 +6391,7 @@ func file_chancery_proto_rawDescGZIP() []byte {
 	return file_chancery_proto_rawDescData
 }
 
-var file_chancery_proto_msgTypes = make([]protoimpl.MessageInfo, 65)
+var file_chancery_proto_msgTypes = make([]protoimpl.MessageInfo, 83)
 var file_chancery_proto_goTypes = []any{
 	(*GetBundleRequest)(nil),              // 0: chancery.v1.GetBundleRequest
 	(*SignedBundle)(nil),                  // 1: chancery.v1.SignedBundle
@@ -5023,183 +6410,226 @@ var file_chancery_proto_goTypes = []any{
 	(*Refusal)(nil),                       // 14: chancery.v1.Refusal
 	(*Certificate)(nil),                   // 15: chancery.v1.Certificate
 	(*Bundle)(nil),                        // 16: chancery.v1.Bundle
-	(*StartRotationRequest)(nil),          // 17: chancery.v1.StartRotationRequest
-	(*PlanRotationResponse)(nil),          // 18: chancery.v1.PlanRotationResponse
-	(*PlannedPhase)(nil),                  // 19: chancery.v1.PlannedPhase
-	(*GetRotationRequest)(nil),            // 20: chancery.v1.GetRotationRequest
-	(*ChangeRotationRequest)(nil),         // 21: chancery.v1.ChangeRotationRequest
-	(*RotationStatus)(nil),                // 22: chancery.v1.RotationStatus
-	(*Rotation)(nil),                      // 23: chancery.v1.Rotation
-	(*Gate)(nil),                          // 24: chancery.v1.Gate
-	(*RotationOverride)(nil),              // 25: chancery.v1.RotationOverride
-	(*ListReplicasRequest)(nil),           // 26: chancery.v1.ListReplicasRequest
-	(*ListReplicasResponse)(nil),          // 27: chancery.v1.ListReplicasResponse
-	(*Replica)(nil),                       // 28: chancery.v1.Replica
-	(*ForgetReplicaRequest)(nil),          // 29: chancery.v1.ForgetReplicaRequest
-	(*ForgetReplicaResponse)(nil),         // 30: chancery.v1.ForgetReplicaResponse
-	(*ExportStateRequest)(nil),            // 31: chancery.v1.ExportStateRequest
-	(*ExportStateResponse)(nil),           // 32: chancery.v1.ExportStateResponse
-	(*Predicate)(nil),                     // 33: chancery.v1.Predicate
-	(*RevokeRequest)(nil),                 // 34: chancery.v1.RevokeRequest
-	(*RevokeResponse)(nil),                // 35: chancery.v1.RevokeResponse
-	(*RevokedCertificate)(nil),            // 36: chancery.v1.RevokedCertificate
-	(*RestoreRequest)(nil),                // 37: chancery.v1.RestoreRequest
-	(*RestoreResponse)(nil),               // 38: chancery.v1.RestoreResponse
-	(*ListRevocationsRequest)(nil),        // 39: chancery.v1.ListRevocationsRequest
-	(*ListRevocationsResponse)(nil),       // 40: chancery.v1.ListRevocationsResponse
-	(*Revocation)(nil),                    // 41: chancery.v1.Revocation
-	(*ListServedRequest)(nil),             // 42: chancery.v1.ListServedRequest
-	(*ListServedResponse)(nil),            // 43: chancery.v1.ListServedResponse
-	(*ServedByAgent)(nil),                 // 44: chancery.v1.ServedByAgent
-	(*RequestIssuerRequest)(nil),          // 45: chancery.v1.RequestIssuerRequest
-	(*RequestIssuerResponse)(nil),         // 46: chancery.v1.RequestIssuerResponse
-	(*ImportIssuerRequest)(nil),           // 47: chancery.v1.ImportIssuerRequest
-	(*ImportIssuerResponse)(nil),          // 48: chancery.v1.ImportIssuerResponse
-	(*GetAuthoritiesRequest)(nil),         // 49: chancery.v1.GetAuthoritiesRequest
-	(*GetAuthoritiesResponse)(nil),        // 50: chancery.v1.GetAuthoritiesResponse
-	(*DomainAuthorities)(nil),             // 51: chancery.v1.DomainAuthorities
-	(*Authority)(nil),                     // 52: chancery.v1.Authority
-	(*GetStatusRequest)(nil),              // 53: chancery.v1.GetStatusRequest
-	(*GetStatusResponse)(nil),             // 54: chancery.v1.GetStatusResponse
-	(*GetStatusResponse_Document)(nil),    // 55: chancery.v1.GetStatusResponse.Document
-	(*GetStatusResponse_Log)(nil),         // 56: chancery.v1.GetStatusResponse.Log
-	(*GetStatusResponse_Store)(nil),       // 57: chancery.v1.GetStatusResponse.Store
-	(*GetStatusResponse_Certificate)(nil), // 58: chancery.v1.GetStatusResponse.Certificate
-	(*GetStatusResponse_Key)(nil),         // 59: chancery.v1.GetStatusResponse.Key
-	(*GetStatusResponse_Outcome)(nil),     // 60: chancery.v1.GetStatusResponse.Outcome
-	(*GetStatusResponse_AuditLog)(nil),    // 61: chancery.v1.GetStatusResponse.AuditLog
-	(*GetStatusResponse_IssuanceLog)(nil), // 62: chancery.v1.GetStatusResponse.IssuanceLog
-	(*GetStatusResponse_Crls)(nil),        // 63: chancery.v1.GetStatusResponse.Crls
-	(*GetStatusResponse_Cluster)(nil),     // 64: chancery.v1.GetStatusResponse.Cluster
-	(*timestamppb.Timestamp)(nil),         // 65: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),           // 66: google.protobuf.Duration
+	(*DomainRoots)(nil),                   // 17: chancery.v1.DomainRoots
+	(*Federation)(nil),                    // 18: chancery.v1.Federation
+	(*ForeignBundle)(nil),                 // 19: chancery.v1.ForeignBundle
+	(*SignedFederation)(nil),              // 20: chancery.v1.SignedFederation
+	(*ServiceIdentities)(nil),             // 21: chancery.v1.ServiceIdentities
+	(*StartRotationRequest)(nil),          // 22: chancery.v1.StartRotationRequest
+	(*PlanRotationResponse)(nil),          // 23: chancery.v1.PlanRotationResponse
+	(*PlannedPhase)(nil),                  // 24: chancery.v1.PlannedPhase
+	(*GetRotationRequest)(nil),            // 25: chancery.v1.GetRotationRequest
+	(*ChangeRotationRequest)(nil),         // 26: chancery.v1.ChangeRotationRequest
+	(*RotationStatus)(nil),                // 27: chancery.v1.RotationStatus
+	(*FormerUse)(nil),                     // 28: chancery.v1.FormerUse
+	(*Rotation)(nil),                      // 29: chancery.v1.Rotation
+	(*Gate)(nil),                          // 30: chancery.v1.Gate
+	(*RotationOverride)(nil),              // 31: chancery.v1.RotationOverride
+	(*ListReplicasRequest)(nil),           // 32: chancery.v1.ListReplicasRequest
+	(*ListReplicasResponse)(nil),          // 33: chancery.v1.ListReplicasResponse
+	(*Replica)(nil),                       // 34: chancery.v1.Replica
+	(*ForgetReplicaRequest)(nil),          // 35: chancery.v1.ForgetReplicaRequest
+	(*ForgetReplicaResponse)(nil),         // 36: chancery.v1.ForgetReplicaResponse
+	(*ExportStateRequest)(nil),            // 37: chancery.v1.ExportStateRequest
+	(*ExportStateResponse)(nil),           // 38: chancery.v1.ExportStateResponse
+	(*Predicate)(nil),                     // 39: chancery.v1.Predicate
+	(*RevokeRequest)(nil),                 // 40: chancery.v1.RevokeRequest
+	(*RevokeResponse)(nil),                // 41: chancery.v1.RevokeResponse
+	(*RevokedCertificate)(nil),            // 42: chancery.v1.RevokedCertificate
+	(*RestoreRequest)(nil),                // 43: chancery.v1.RestoreRequest
+	(*RestoreResponse)(nil),               // 44: chancery.v1.RestoreResponse
+	(*ListRevocationsRequest)(nil),        // 45: chancery.v1.ListRevocationsRequest
+	(*ListRevocationsResponse)(nil),       // 46: chancery.v1.ListRevocationsResponse
+	(*Revocation)(nil),                    // 47: chancery.v1.Revocation
+	(*ListServedRequest)(nil),             // 48: chancery.v1.ListServedRequest
+	(*ListServedResponse)(nil),            // 49: chancery.v1.ListServedResponse
+	(*ServedByAgent)(nil),                 // 50: chancery.v1.ServedByAgent
+	(*RequestIssuerRequest)(nil),          // 51: chancery.v1.RequestIssuerRequest
+	(*RequestIssuerResponse)(nil),         // 52: chancery.v1.RequestIssuerResponse
+	(*ImportIssuerRequest)(nil),           // 53: chancery.v1.ImportIssuerRequest
+	(*ImportIssuerResponse)(nil),          // 54: chancery.v1.ImportIssuerResponse
+	(*GetAuthoritiesRequest)(nil),         // 55: chancery.v1.GetAuthoritiesRequest
+	(*GetAuthoritiesResponse)(nil),        // 56: chancery.v1.GetAuthoritiesResponse
+	(*DomainAuthorities)(nil),             // 57: chancery.v1.DomainAuthorities
+	(*Authority)(nil),                     // 58: chancery.v1.Authority
+	(*GetStatusRequest)(nil),              // 59: chancery.v1.GetStatusRequest
+	(*GetStatusResponse)(nil),             // 60: chancery.v1.GetStatusResponse
+	(*ListTrustRequest)(nil),              // 61: chancery.v1.ListTrustRequest
+	(*ListTrustResponse)(nil),             // 62: chancery.v1.ListTrustResponse
+	(*TrustedDomain)(nil),                 // 63: chancery.v1.TrustedDomain
+	(*Relationship)(nil),                  // 64: chancery.v1.Relationship
+	(*ImportTrustRequest)(nil),            // 65: chancery.v1.ImportTrustRequest
+	(*ImportTrustResponse)(nil),           // 66: chancery.v1.ImportTrustResponse
+	(*RefreshTrustRequest)(nil),           // 67: chancery.v1.RefreshTrustRequest
+	(*RefreshTrustResponse)(nil),          // 68: chancery.v1.RefreshTrustResponse
+	(*ShowNamingRequest)(nil),             // 69: chancery.v1.ShowNamingRequest
+	(*ShowNamingResponse)(nil),            // 70: chancery.v1.ShowNamingResponse
+	(*NamedService)(nil),                  // 71: chancery.v1.NamedService
+	(*NamedIdentity)(nil),                 // 72: chancery.v1.NamedIdentity
+	(*GetStatusResponse_Document)(nil),    // 73: chancery.v1.GetStatusResponse.Document
+	(*GetStatusResponse_Log)(nil),         // 74: chancery.v1.GetStatusResponse.Log
+	(*GetStatusResponse_Store)(nil),       // 75: chancery.v1.GetStatusResponse.Store
+	(*GetStatusResponse_Certificate)(nil), // 76: chancery.v1.GetStatusResponse.Certificate
+	(*GetStatusResponse_Key)(nil),         // 77: chancery.v1.GetStatusResponse.Key
+	(*GetStatusResponse_Outcome)(nil),     // 78: chancery.v1.GetStatusResponse.Outcome
+	(*GetStatusResponse_AuditLog)(nil),    // 79: chancery.v1.GetStatusResponse.AuditLog
+	(*GetStatusResponse_IssuanceLog)(nil), // 80: chancery.v1.GetStatusResponse.IssuanceLog
+	(*GetStatusResponse_Crls)(nil),        // 81: chancery.v1.GetStatusResponse.Crls
+	(*GetStatusResponse_Cluster)(nil),     // 82: chancery.v1.GetStatusResponse.Cluster
+	(*timestamppb.Timestamp)(nil),         // 83: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),           // 84: google.protobuf.Duration
 }
 var file_chancery_proto_depIdxs = []int32{
-	65,  // 0: chancery.v1.ConsumersState.until:type_name -> google.protobuf.Timestamp
+	83,  // 0: chancery.v1.ConsumersState.until:type_name -> google.protobuf.Timestamp
 	3,   // 1: chancery.v1.ConsumersState.held:type_name -> chancery.v1.HeldIssuer
 	4,   // 2: chancery.v1.ConsumersState.lagging:type_name -> chancery.v1.LaggingConsumer
-	65,  // 3: chancery.v1.HeldIssuer.until:type_name -> google.protobuf.Timestamp
-	66,  // 4: chancery.v1.Reissue.within:type_name -> google.protobuf.Duration
+	83,  // 3: chancery.v1.HeldIssuer.until:type_name -> google.protobuf.Timestamp
+	84,  // 4: chancery.v1.Reissue.within:type_name -> google.protobuf.Duration
 	8,   // 5: chancery.v1.SyncRequest.served:type_name -> chancery.v1.ServedSvid
 	7,   // 6: chancery.v1.SyncRequest.document_mark:type_name -> chancery.v1.DocumentMark
 	2,   // 7: chancery.v1.SyncRequest.consumers:type_name -> chancery.v1.ConsumersState
-	65,  // 8: chancery.v1.ServedSvid.not_after:type_name -> google.protobuf.Timestamp
+	83,  // 8: chancery.v1.ServedSvid.not_after:type_name -> google.protobuf.Timestamp
 	16,  // 9: chancery.v1.SyncUpdate.bundle:type_name -> chancery.v1.Bundle
 	7,   // 10: chancery.v1.SyncUpdate.document_mark:type_name -> chancery.v1.DocumentMark
 	1,   // 11: chancery.v1.SyncUpdate.signed_bundle:type_name -> chancery.v1.SignedBundle
 	5,   // 12: chancery.v1.SyncUpdate.reissue:type_name -> chancery.v1.Reissue
-	11,  // 13: chancery.v1.IssueRequest.requests:type_name -> chancery.v1.CertificateRequest
-	66,  // 14: chancery.v1.CertificateRequest.lifetime:type_name -> google.protobuf.Duration
-	65,  // 15: chancery.v1.CertificateRequest.replaces_until:type_name -> google.protobuf.Timestamp
-	13,  // 16: chancery.v1.IssueResponse.results:type_name -> chancery.v1.Result
-	16,  // 17: chancery.v1.IssueResponse.bundle:type_name -> chancery.v1.Bundle
-	1,   // 18: chancery.v1.IssueResponse.signed_bundle:type_name -> chancery.v1.SignedBundle
-	15,  // 19: chancery.v1.Result.certificate:type_name -> chancery.v1.Certificate
-	14,  // 20: chancery.v1.Result.refusal:type_name -> chancery.v1.Refusal
-	66,  // 21: chancery.v1.Refusal.retry_after:type_name -> google.protobuf.Duration
-	65,  // 22: chancery.v1.Certificate.not_after:type_name -> google.protobuf.Timestamp
-	19,  // 23: chancery.v1.PlanRotationResponse.phases:type_name -> chancery.v1.PlannedPhase
-	66,  // 24: chancery.v1.PlannedPhase.least:type_name -> google.protobuf.Duration
-	66,  // 25: chancery.v1.PlannedPhase.most:type_name -> google.protobuf.Duration
-	23,  // 26: chancery.v1.RotationStatus.rotation:type_name -> chancery.v1.Rotation
-	23,  // 27: chancery.v1.RotationStatus.past:type_name -> chancery.v1.Rotation
-	65,  // 28: chancery.v1.RotationStatus.time:type_name -> google.protobuf.Timestamp
-	65,  // 29: chancery.v1.Rotation.started:type_name -> google.protobuf.Timestamp
-	65,  // 30: chancery.v1.Rotation.since:type_name -> google.protobuf.Timestamp
-	65,  // 31: chancery.v1.Rotation.paused:type_name -> google.protobuf.Timestamp
-	65,  // 32: chancery.v1.Rotation.ended:type_name -> google.protobuf.Timestamp
-	24,  // 33: chancery.v1.Rotation.gates:type_name -> chancery.v1.Gate
-	25,  // 34: chancery.v1.Rotation.overrides:type_name -> chancery.v1.RotationOverride
-	65,  // 35: chancery.v1.Rotation.latest:type_name -> google.protobuf.Timestamp
-	66,  // 36: chancery.v1.Rotation.phase_estimate:type_name -> google.protobuf.Duration
-	65,  // 37: chancery.v1.Gate.until:type_name -> google.protobuf.Timestamp
-	65,  // 38: chancery.v1.RotationOverride.time:type_name -> google.protobuf.Timestamp
-	28,  // 39: chancery.v1.ListReplicasResponse.replicas:type_name -> chancery.v1.Replica
-	65,  // 40: chancery.v1.Replica.seen:type_name -> google.protobuf.Timestamp
-	65,  // 41: chancery.v1.Replica.declared_dead:type_name -> google.protobuf.Timestamp
-	65,  // 42: chancery.v1.Predicate.issued_before:type_name -> google.protobuf.Timestamp
-	33,  // 43: chancery.v1.RevokeRequest.predicate:type_name -> chancery.v1.Predicate
-	66,  // 44: chancery.v1.RevokeRequest.wait:type_name -> google.protobuf.Duration
-	36,  // 45: chancery.v1.RevokeResponse.certificates:type_name -> chancery.v1.RevokedCertificate
-	65,  // 46: chancery.v1.RevokedCertificate.not_after:type_name -> google.protobuf.Timestamp
-	41,  // 47: chancery.v1.ListRevocationsResponse.revocations:type_name -> chancery.v1.Revocation
-	33,  // 48: chancery.v1.Revocation.predicate:type_name -> chancery.v1.Predicate
-	65,  // 49: chancery.v1.Revocation.time:type_name -> google.protobuf.Timestamp
-	65,  // 50: chancery.v1.Revocation.restored:type_name -> google.protobuf.Timestamp
-	44,  // 51: chancery.v1.ListServedResponse.agents:type_name -> chancery.v1.ServedByAgent
-	8,   // 52: chancery.v1.ServedByAgent.served:type_name -> chancery.v1.ServedSvid
-	51,  // 53: chancery.v1.GetAuthoritiesResponse.domains:type_name -> chancery.v1.DomainAuthorities
-	52,  // 54: chancery.v1.DomainAuthorities.authorities:type_name -> chancery.v1.Authority
-	65,  // 55: chancery.v1.Authority.tainted:type_name -> google.protobuf.Timestamp
-	65,  // 56: chancery.v1.GetStatusResponse.time:type_name -> google.protobuf.Timestamp
-	65,  // 57: chancery.v1.GetStatusResponse.started:type_name -> google.protobuf.Timestamp
-	55,  // 58: chancery.v1.GetStatusResponse.document:type_name -> chancery.v1.GetStatusResponse.Document
-	58,  // 59: chancery.v1.GetStatusResponse.certificates:type_name -> chancery.v1.GetStatusResponse.Certificate
-	66,  // 60: chancery.v1.GetStatusResponse.max_ttl:type_name -> google.protobuf.Duration
-	59,  // 61: chancery.v1.GetStatusResponse.keys:type_name -> chancery.v1.GetStatusResponse.Key
-	60,  // 62: chancery.v1.GetStatusResponse.outcomes:type_name -> chancery.v1.GetStatusResponse.Outcome
-	61,  // 63: chancery.v1.GetStatusResponse.audit_log:type_name -> chancery.v1.GetStatusResponse.AuditLog
-	62,  // 64: chancery.v1.GetStatusResponse.issuance_log:type_name -> chancery.v1.GetStatusResponse.IssuanceLog
-	64,  // 65: chancery.v1.GetStatusResponse.clusters:type_name -> chancery.v1.GetStatusResponse.Cluster
-	63,  // 66: chancery.v1.GetStatusResponse.crls:type_name -> chancery.v1.GetStatusResponse.Crls
-	57,  // 67: chancery.v1.GetStatusResponse.store:type_name -> chancery.v1.GetStatusResponse.Store
-	23,  // 68: chancery.v1.GetStatusResponse.rotation:type_name -> chancery.v1.Rotation
-	56,  // 69: chancery.v1.GetStatusResponse.Document.logs:type_name -> chancery.v1.GetStatusResponse.Log
-	65,  // 70: chancery.v1.GetStatusResponse.Document.requested:type_name -> google.protobuf.Timestamp
-	65,  // 71: chancery.v1.GetStatusResponse.Store.confirmed:type_name -> google.protobuf.Timestamp
-	28,  // 72: chancery.v1.GetStatusResponse.Store.replicas:type_name -> chancery.v1.Replica
-	65,  // 73: chancery.v1.GetStatusResponse.Store.imported:type_name -> google.protobuf.Timestamp
-	65,  // 74: chancery.v1.GetStatusResponse.Store.changed:type_name -> google.protobuf.Timestamp
-	65,  // 75: chancery.v1.GetStatusResponse.Certificate.tainted:type_name -> google.protobuf.Timestamp
-	65,  // 76: chancery.v1.GetStatusResponse.Key.checked:type_name -> google.protobuf.Timestamp
-	66,  // 77: chancery.v1.GetStatusResponse.Key.took:type_name -> google.protobuf.Duration
-	65,  // 78: chancery.v1.GetStatusResponse.Key.waiting:type_name -> google.protobuf.Timestamp
-	65,  // 79: chancery.v1.GetStatusResponse.IssuanceLog.checkpoint:type_name -> google.protobuf.Timestamp
-	65,  // 80: chancery.v1.GetStatusResponse.IssuanceLog.sequenced:type_name -> google.protobuf.Timestamp
-	65,  // 81: chancery.v1.GetStatusResponse.Crls.failing:type_name -> google.protobuf.Timestamp
-	65,  // 82: chancery.v1.GetStatusResponse.Crls.ends:type_name -> google.protobuf.Timestamp
-	65,  // 83: chancery.v1.GetStatusResponse.Crls.published:type_name -> google.protobuf.Timestamp
-	10,  // 84: chancery.v1.Issuance.Issue:input_type -> chancery.v1.IssueRequest
-	6,   // 85: chancery.v1.Issuance.Sync:input_type -> chancery.v1.SyncRequest
-	0,   // 86: chancery.v1.Issuance.GetBundle:input_type -> chancery.v1.GetBundleRequest
-	49,  // 87: chancery.v1.Admin.GetAuthorities:input_type -> chancery.v1.GetAuthoritiesRequest
-	45,  // 88: chancery.v1.Admin.RequestIssuer:input_type -> chancery.v1.RequestIssuerRequest
-	47,  // 89: chancery.v1.Admin.ImportIssuer:input_type -> chancery.v1.ImportIssuerRequest
-	34,  // 90: chancery.v1.Admin.Revoke:input_type -> chancery.v1.RevokeRequest
-	37,  // 91: chancery.v1.Admin.Restore:input_type -> chancery.v1.RestoreRequest
-	39,  // 92: chancery.v1.Admin.ListRevocations:input_type -> chancery.v1.ListRevocationsRequest
-	42,  // 93: chancery.v1.Admin.ListServed:input_type -> chancery.v1.ListServedRequest
-	53,  // 94: chancery.v1.Admin.GetStatus:input_type -> chancery.v1.GetStatusRequest
-	26,  // 95: chancery.v1.Admin.ListReplicas:input_type -> chancery.v1.ListReplicasRequest
-	29,  // 96: chancery.v1.Admin.ForgetReplica:input_type -> chancery.v1.ForgetReplicaRequest
-	31,  // 97: chancery.v1.Admin.ExportState:input_type -> chancery.v1.ExportStateRequest
-	17,  // 98: chancery.v1.Admin.PlanRotation:input_type -> chancery.v1.StartRotationRequest
-	17,  // 99: chancery.v1.Admin.StartRotation:input_type -> chancery.v1.StartRotationRequest
-	20,  // 100: chancery.v1.Admin.GetRotation:input_type -> chancery.v1.GetRotationRequest
-	21,  // 101: chancery.v1.Admin.ChangeRotation:input_type -> chancery.v1.ChangeRotationRequest
-	12,  // 102: chancery.v1.Issuance.Issue:output_type -> chancery.v1.IssueResponse
-	9,   // 103: chancery.v1.Issuance.Sync:output_type -> chancery.v1.SyncUpdate
-	1,   // 104: chancery.v1.Issuance.GetBundle:output_type -> chancery.v1.SignedBundle
-	50,  // 105: chancery.v1.Admin.GetAuthorities:output_type -> chancery.v1.GetAuthoritiesResponse
-	46,  // 106: chancery.v1.Admin.RequestIssuer:output_type -> chancery.v1.RequestIssuerResponse
-	48,  // 107: chancery.v1.Admin.ImportIssuer:output_type -> chancery.v1.ImportIssuerResponse
-	35,  // 108: chancery.v1.Admin.Revoke:output_type -> chancery.v1.RevokeResponse
-	38,  // 109: chancery.v1.Admin.Restore:output_type -> chancery.v1.RestoreResponse
-	40,  // 110: chancery.v1.Admin.ListRevocations:output_type -> chancery.v1.ListRevocationsResponse
-	43,  // 111: chancery.v1.Admin.ListServed:output_type -> chancery.v1.ListServedResponse
-	54,  // 112: chancery.v1.Admin.GetStatus:output_type -> chancery.v1.GetStatusResponse
-	27,  // 113: chancery.v1.Admin.ListReplicas:output_type -> chancery.v1.ListReplicasResponse
-	30,  // 114: chancery.v1.Admin.ForgetReplica:output_type -> chancery.v1.ForgetReplicaResponse
-	32,  // 115: chancery.v1.Admin.ExportState:output_type -> chancery.v1.ExportStateResponse
-	18,  // 116: chancery.v1.Admin.PlanRotation:output_type -> chancery.v1.PlanRotationResponse
-	22,  // 117: chancery.v1.Admin.StartRotation:output_type -> chancery.v1.RotationStatus
-	22,  // 118: chancery.v1.Admin.GetRotation:output_type -> chancery.v1.RotationStatus
-	22,  // 119: chancery.v1.Admin.ChangeRotation:output_type -> chancery.v1.RotationStatus
-	102, // [102:120] is the sub-list for method output_type
-	84,  // [84:102] is the sub-list for method input_type
-	84,  // [84:84] is the sub-list for extension type_name
-	84,  // [84:84] is the sub-list for extension extendee
-	0,   // [0:84] is the sub-list for field type_name
+	20,  // 13: chancery.v1.SyncUpdate.federation:type_name -> chancery.v1.SignedFederation
+	21,  // 14: chancery.v1.SyncUpdate.naming:type_name -> chancery.v1.ServiceIdentities
+	11,  // 15: chancery.v1.IssueRequest.requests:type_name -> chancery.v1.CertificateRequest
+	84,  // 16: chancery.v1.CertificateRequest.lifetime:type_name -> google.protobuf.Duration
+	83,  // 17: chancery.v1.CertificateRequest.replaces_until:type_name -> google.protobuf.Timestamp
+	13,  // 18: chancery.v1.IssueResponse.results:type_name -> chancery.v1.Result
+	16,  // 19: chancery.v1.IssueResponse.bundle:type_name -> chancery.v1.Bundle
+	1,   // 20: chancery.v1.IssueResponse.signed_bundle:type_name -> chancery.v1.SignedBundle
+	15,  // 21: chancery.v1.Result.certificate:type_name -> chancery.v1.Certificate
+	14,  // 22: chancery.v1.Result.refusal:type_name -> chancery.v1.Refusal
+	84,  // 23: chancery.v1.Refusal.retry_after:type_name -> google.protobuf.Duration
+	83,  // 24: chancery.v1.Certificate.not_after:type_name -> google.protobuf.Timestamp
+	17,  // 25: chancery.v1.Bundle.kin:type_name -> chancery.v1.DomainRoots
+	19,  // 26: chancery.v1.Federation.bundles:type_name -> chancery.v1.ForeignBundle
+	24,  // 27: chancery.v1.PlanRotationResponse.phases:type_name -> chancery.v1.PlannedPhase
+	84,  // 28: chancery.v1.PlannedPhase.least:type_name -> google.protobuf.Duration
+	84,  // 29: chancery.v1.PlannedPhase.most:type_name -> google.protobuf.Duration
+	29,  // 30: chancery.v1.RotationStatus.rotation:type_name -> chancery.v1.Rotation
+	29,  // 31: chancery.v1.RotationStatus.past:type_name -> chancery.v1.Rotation
+	83,  // 32: chancery.v1.RotationStatus.time:type_name -> google.protobuf.Timestamp
+	28,  // 33: chancery.v1.RotationStatus.former:type_name -> chancery.v1.FormerUse
+	83,  // 34: chancery.v1.Rotation.started:type_name -> google.protobuf.Timestamp
+	83,  // 35: chancery.v1.Rotation.since:type_name -> google.protobuf.Timestamp
+	83,  // 36: chancery.v1.Rotation.paused:type_name -> google.protobuf.Timestamp
+	83,  // 37: chancery.v1.Rotation.ended:type_name -> google.protobuf.Timestamp
+	30,  // 38: chancery.v1.Rotation.gates:type_name -> chancery.v1.Gate
+	31,  // 39: chancery.v1.Rotation.overrides:type_name -> chancery.v1.RotationOverride
+	83,  // 40: chancery.v1.Rotation.latest:type_name -> google.protobuf.Timestamp
+	84,  // 41: chancery.v1.Rotation.phase_estimate:type_name -> google.protobuf.Duration
+	83,  // 42: chancery.v1.Gate.until:type_name -> google.protobuf.Timestamp
+	83,  // 43: chancery.v1.RotationOverride.time:type_name -> google.protobuf.Timestamp
+	34,  // 44: chancery.v1.ListReplicasResponse.replicas:type_name -> chancery.v1.Replica
+	83,  // 45: chancery.v1.Replica.seen:type_name -> google.protobuf.Timestamp
+	83,  // 46: chancery.v1.Replica.declared_dead:type_name -> google.protobuf.Timestamp
+	83,  // 47: chancery.v1.Predicate.issued_before:type_name -> google.protobuf.Timestamp
+	39,  // 48: chancery.v1.RevokeRequest.predicate:type_name -> chancery.v1.Predicate
+	84,  // 49: chancery.v1.RevokeRequest.wait:type_name -> google.protobuf.Duration
+	42,  // 50: chancery.v1.RevokeResponse.certificates:type_name -> chancery.v1.RevokedCertificate
+	83,  // 51: chancery.v1.RevokedCertificate.not_after:type_name -> google.protobuf.Timestamp
+	47,  // 52: chancery.v1.ListRevocationsResponse.revocations:type_name -> chancery.v1.Revocation
+	39,  // 53: chancery.v1.Revocation.predicate:type_name -> chancery.v1.Predicate
+	83,  // 54: chancery.v1.Revocation.time:type_name -> google.protobuf.Timestamp
+	83,  // 55: chancery.v1.Revocation.restored:type_name -> google.protobuf.Timestamp
+	50,  // 56: chancery.v1.ListServedResponse.agents:type_name -> chancery.v1.ServedByAgent
+	8,   // 57: chancery.v1.ServedByAgent.served:type_name -> chancery.v1.ServedSvid
+	57,  // 58: chancery.v1.GetAuthoritiesResponse.domains:type_name -> chancery.v1.DomainAuthorities
+	58,  // 59: chancery.v1.DomainAuthorities.authorities:type_name -> chancery.v1.Authority
+	83,  // 60: chancery.v1.Authority.tainted:type_name -> google.protobuf.Timestamp
+	83,  // 61: chancery.v1.GetStatusResponse.time:type_name -> google.protobuf.Timestamp
+	83,  // 62: chancery.v1.GetStatusResponse.started:type_name -> google.protobuf.Timestamp
+	73,  // 63: chancery.v1.GetStatusResponse.document:type_name -> chancery.v1.GetStatusResponse.Document
+	76,  // 64: chancery.v1.GetStatusResponse.certificates:type_name -> chancery.v1.GetStatusResponse.Certificate
+	84,  // 65: chancery.v1.GetStatusResponse.max_ttl:type_name -> google.protobuf.Duration
+	77,  // 66: chancery.v1.GetStatusResponse.keys:type_name -> chancery.v1.GetStatusResponse.Key
+	78,  // 67: chancery.v1.GetStatusResponse.outcomes:type_name -> chancery.v1.GetStatusResponse.Outcome
+	79,  // 68: chancery.v1.GetStatusResponse.audit_log:type_name -> chancery.v1.GetStatusResponse.AuditLog
+	80,  // 69: chancery.v1.GetStatusResponse.issuance_log:type_name -> chancery.v1.GetStatusResponse.IssuanceLog
+	82,  // 70: chancery.v1.GetStatusResponse.clusters:type_name -> chancery.v1.GetStatusResponse.Cluster
+	81,  // 71: chancery.v1.GetStatusResponse.crls:type_name -> chancery.v1.GetStatusResponse.Crls
+	75,  // 72: chancery.v1.GetStatusResponse.store:type_name -> chancery.v1.GetStatusResponse.Store
+	29,  // 73: chancery.v1.GetStatusResponse.rotation:type_name -> chancery.v1.Rotation
+	63,  // 74: chancery.v1.ListTrustResponse.domains:type_name -> chancery.v1.TrustedDomain
+	83,  // 75: chancery.v1.ListTrustResponse.time:type_name -> google.protobuf.Timestamp
+	83,  // 76: chancery.v1.TrustedDomain.since:type_name -> google.protobuf.Timestamp
+	64,  // 77: chancery.v1.TrustedDomain.relationship:type_name -> chancery.v1.Relationship
+	83,  // 78: chancery.v1.Relationship.last_success:type_name -> google.protobuf.Timestamp
+	83,  // 79: chancery.v1.Relationship.last_try:type_name -> google.protobuf.Timestamp
+	83,  // 80: chancery.v1.Relationship.next_try:type_name -> google.protobuf.Timestamp
+	84,  // 81: chancery.v1.Relationship.refresh_hint:type_name -> google.protobuf.Duration
+	63,  // 82: chancery.v1.RefreshTrustResponse.domains:type_name -> chancery.v1.TrustedDomain
+	71,  // 83: chancery.v1.ShowNamingResponse.services:type_name -> chancery.v1.NamedService
+	72,  // 84: chancery.v1.NamedService.identities:type_name -> chancery.v1.NamedIdentity
+	83,  // 85: chancery.v1.NamedIdentity.until:type_name -> google.protobuf.Timestamp
+	74,  // 86: chancery.v1.GetStatusResponse.Document.logs:type_name -> chancery.v1.GetStatusResponse.Log
+	83,  // 87: chancery.v1.GetStatusResponse.Document.requested:type_name -> google.protobuf.Timestamp
+	83,  // 88: chancery.v1.GetStatusResponse.Store.confirmed:type_name -> google.protobuf.Timestamp
+	34,  // 89: chancery.v1.GetStatusResponse.Store.replicas:type_name -> chancery.v1.Replica
+	83,  // 90: chancery.v1.GetStatusResponse.Store.imported:type_name -> google.protobuf.Timestamp
+	83,  // 91: chancery.v1.GetStatusResponse.Store.changed:type_name -> google.protobuf.Timestamp
+	83,  // 92: chancery.v1.GetStatusResponse.Certificate.tainted:type_name -> google.protobuf.Timestamp
+	83,  // 93: chancery.v1.GetStatusResponse.Key.checked:type_name -> google.protobuf.Timestamp
+	84,  // 94: chancery.v1.GetStatusResponse.Key.took:type_name -> google.protobuf.Duration
+	83,  // 95: chancery.v1.GetStatusResponse.Key.waiting:type_name -> google.protobuf.Timestamp
+	83,  // 96: chancery.v1.GetStatusResponse.IssuanceLog.checkpoint:type_name -> google.protobuf.Timestamp
+	83,  // 97: chancery.v1.GetStatusResponse.IssuanceLog.sequenced:type_name -> google.protobuf.Timestamp
+	83,  // 98: chancery.v1.GetStatusResponse.Crls.failing:type_name -> google.protobuf.Timestamp
+	83,  // 99: chancery.v1.GetStatusResponse.Crls.ends:type_name -> google.protobuf.Timestamp
+	83,  // 100: chancery.v1.GetStatusResponse.Crls.published:type_name -> google.protobuf.Timestamp
+	10,  // 101: chancery.v1.Issuance.Issue:input_type -> chancery.v1.IssueRequest
+	6,   // 102: chancery.v1.Issuance.Sync:input_type -> chancery.v1.SyncRequest
+	0,   // 103: chancery.v1.Issuance.GetBundle:input_type -> chancery.v1.GetBundleRequest
+	55,  // 104: chancery.v1.Admin.GetAuthorities:input_type -> chancery.v1.GetAuthoritiesRequest
+	51,  // 105: chancery.v1.Admin.RequestIssuer:input_type -> chancery.v1.RequestIssuerRequest
+	53,  // 106: chancery.v1.Admin.ImportIssuer:input_type -> chancery.v1.ImportIssuerRequest
+	40,  // 107: chancery.v1.Admin.Revoke:input_type -> chancery.v1.RevokeRequest
+	43,  // 108: chancery.v1.Admin.Restore:input_type -> chancery.v1.RestoreRequest
+	45,  // 109: chancery.v1.Admin.ListRevocations:input_type -> chancery.v1.ListRevocationsRequest
+	48,  // 110: chancery.v1.Admin.ListServed:input_type -> chancery.v1.ListServedRequest
+	59,  // 111: chancery.v1.Admin.GetStatus:input_type -> chancery.v1.GetStatusRequest
+	32,  // 112: chancery.v1.Admin.ListReplicas:input_type -> chancery.v1.ListReplicasRequest
+	35,  // 113: chancery.v1.Admin.ForgetReplica:input_type -> chancery.v1.ForgetReplicaRequest
+	37,  // 114: chancery.v1.Admin.ExportState:input_type -> chancery.v1.ExportStateRequest
+	22,  // 115: chancery.v1.Admin.PlanRotation:input_type -> chancery.v1.StartRotationRequest
+	22,  // 116: chancery.v1.Admin.StartRotation:input_type -> chancery.v1.StartRotationRequest
+	25,  // 117: chancery.v1.Admin.GetRotation:input_type -> chancery.v1.GetRotationRequest
+	61,  // 118: chancery.v1.Admin.ListTrust:input_type -> chancery.v1.ListTrustRequest
+	65,  // 119: chancery.v1.Admin.ImportTrust:input_type -> chancery.v1.ImportTrustRequest
+	67,  // 120: chancery.v1.Admin.RefreshTrust:input_type -> chancery.v1.RefreshTrustRequest
+	69,  // 121: chancery.v1.Admin.ShowNaming:input_type -> chancery.v1.ShowNamingRequest
+	26,  // 122: chancery.v1.Admin.ChangeRotation:input_type -> chancery.v1.ChangeRotationRequest
+	12,  // 123: chancery.v1.Issuance.Issue:output_type -> chancery.v1.IssueResponse
+	9,   // 124: chancery.v1.Issuance.Sync:output_type -> chancery.v1.SyncUpdate
+	1,   // 125: chancery.v1.Issuance.GetBundle:output_type -> chancery.v1.SignedBundle
+	56,  // 126: chancery.v1.Admin.GetAuthorities:output_type -> chancery.v1.GetAuthoritiesResponse
+	52,  // 127: chancery.v1.Admin.RequestIssuer:output_type -> chancery.v1.RequestIssuerResponse
+	54,  // 128: chancery.v1.Admin.ImportIssuer:output_type -> chancery.v1.ImportIssuerResponse
+	41,  // 129: chancery.v1.Admin.Revoke:output_type -> chancery.v1.RevokeResponse
+	44,  // 130: chancery.v1.Admin.Restore:output_type -> chancery.v1.RestoreResponse
+	46,  // 131: chancery.v1.Admin.ListRevocations:output_type -> chancery.v1.ListRevocationsResponse
+	49,  // 132: chancery.v1.Admin.ListServed:output_type -> chancery.v1.ListServedResponse
+	60,  // 133: chancery.v1.Admin.GetStatus:output_type -> chancery.v1.GetStatusResponse
+	33,  // 134: chancery.v1.Admin.ListReplicas:output_type -> chancery.v1.ListReplicasResponse
+	36,  // 135: chancery.v1.Admin.ForgetReplica:output_type -> chancery.v1.ForgetReplicaResponse
+	38,  // 136: chancery.v1.Admin.ExportState:output_type -> chancery.v1.ExportStateResponse
+	23,  // 137: chancery.v1.Admin.PlanRotation:output_type -> chancery.v1.PlanRotationResponse
+	27,  // 138: chancery.v1.Admin.StartRotation:output_type -> chancery.v1.RotationStatus
+	27,  // 139: chancery.v1.Admin.GetRotation:output_type -> chancery.v1.RotationStatus
+	62,  // 140: chancery.v1.Admin.ListTrust:output_type -> chancery.v1.ListTrustResponse
+	66,  // 141: chancery.v1.Admin.ImportTrust:output_type -> chancery.v1.ImportTrustResponse
+	68,  // 142: chancery.v1.Admin.RefreshTrust:output_type -> chancery.v1.RefreshTrustResponse
+	70,  // 143: chancery.v1.Admin.ShowNaming:output_type -> chancery.v1.ShowNamingResponse
+	27,  // 144: chancery.v1.Admin.ChangeRotation:output_type -> chancery.v1.RotationStatus
+	123, // [123:145] is the sub-list for method output_type
+	101, // [101:123] is the sub-list for method input_type
+	101, // [101:101] is the sub-list for extension type_name
+	101, // [101:101] is the sub-list for extension extendee
+	0,   // [0:101] is the sub-list for field type_name
 }
 
 func init() { file_chancery_proto_init() }
@@ -5211,13 +6641,15 @@ func file_chancery_proto_init() {
 		(*Result_Certificate)(nil),
 		(*Result_Refusal)(nil),
 	}
+	file_chancery_proto_msgTypes[22].OneofWrappers = []any{}
+	file_chancery_proto_msgTypes[26].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_chancery_proto_rawDesc), len(file_chancery_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   65,
+			NumMessages:   83,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

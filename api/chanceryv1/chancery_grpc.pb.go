@@ -228,6 +228,10 @@ const (
 	Admin_PlanRotation_FullMethodName    = "/chancery.v1.Admin/PlanRotation"
 	Admin_StartRotation_FullMethodName   = "/chancery.v1.Admin/StartRotation"
 	Admin_GetRotation_FullMethodName     = "/chancery.v1.Admin/GetRotation"
+	Admin_ListTrust_FullMethodName       = "/chancery.v1.Admin/ListTrust"
+	Admin_ImportTrust_FullMethodName     = "/chancery.v1.Admin/ImportTrust"
+	Admin_RefreshTrust_FullMethodName    = "/chancery.v1.Admin/RefreshTrust"
+	Admin_ShowNaming_FullMethodName      = "/chancery.v1.Admin/ShowNaming"
 	Admin_ChangeRotation_FullMethodName  = "/chancery.v1.Admin/ChangeRotation"
 )
 
@@ -268,6 +272,14 @@ type AdminClient interface {
 	StartRotation(ctx context.Context, in *StartRotationRequest, opts ...grpc.CallOption) (*RotationStatus, error)
 	// GetRotation returns the rotation under way, or the last ones.
 	GetRotation(ctx context.Context, in *GetRotationRequest, opts ...grpc.CallOption) (*RotationStatus, error)
+	// ListTrust returns the trust domains that this server has roots of: its own and its kin, and the foreign ones.
+	ListTrust(ctx context.Context, in *ListTrustRequest, opts ...grpc.CallOption) (*ListTrustResponse, error)
+	// ImportTrust stores the bundle of a foreign trust domain, or forgets one.
+	ImportTrust(ctx context.Context, in *ImportTrustRequest, opts ...grpc.CallOption) (*ImportTrustResponse, error)
+	// RefreshTrust fetches the bundle of a foreign trust domain now.
+	RefreshTrust(ctx context.Context, in *RefreshTrustRequest, opts ...grpc.CallOption) (*RefreshTrustResponse, error)
+	// ShowNaming returns who may serve a service, and why.
+	ShowNaming(ctx context.Context, in *ShowNamingRequest, opts ...grpc.CallOption) (*ShowNamingResponse, error)
 	// ChangeRotation pauses, resumes, aborts or rolls back the rotation under way, or overrides one of its gates.
 	ChangeRotation(ctx context.Context, in *ChangeRotationRequest, opts ...grpc.CallOption) (*RotationStatus, error)
 }
@@ -420,6 +432,46 @@ func (c *adminClient) GetRotation(ctx context.Context, in *GetRotationRequest, o
 	return out, nil
 }
 
+func (c *adminClient) ListTrust(ctx context.Context, in *ListTrustRequest, opts ...grpc.CallOption) (*ListTrustResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListTrustResponse)
+	err := c.cc.Invoke(ctx, Admin_ListTrust_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminClient) ImportTrust(ctx context.Context, in *ImportTrustRequest, opts ...grpc.CallOption) (*ImportTrustResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ImportTrustResponse)
+	err := c.cc.Invoke(ctx, Admin_ImportTrust_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminClient) RefreshTrust(ctx context.Context, in *RefreshTrustRequest, opts ...grpc.CallOption) (*RefreshTrustResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RefreshTrustResponse)
+	err := c.cc.Invoke(ctx, Admin_RefreshTrust_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminClient) ShowNaming(ctx context.Context, in *ShowNamingRequest, opts ...grpc.CallOption) (*ShowNamingResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ShowNamingResponse)
+	err := c.cc.Invoke(ctx, Admin_ShowNaming_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *adminClient) ChangeRotation(ctx context.Context, in *ChangeRotationRequest, opts ...grpc.CallOption) (*RotationStatus, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(RotationStatus)
@@ -467,6 +519,14 @@ type AdminServer interface {
 	StartRotation(context.Context, *StartRotationRequest) (*RotationStatus, error)
 	// GetRotation returns the rotation under way, or the last ones.
 	GetRotation(context.Context, *GetRotationRequest) (*RotationStatus, error)
+	// ListTrust returns the trust domains that this server has roots of: its own and its kin, and the foreign ones.
+	ListTrust(context.Context, *ListTrustRequest) (*ListTrustResponse, error)
+	// ImportTrust stores the bundle of a foreign trust domain, or forgets one.
+	ImportTrust(context.Context, *ImportTrustRequest) (*ImportTrustResponse, error)
+	// RefreshTrust fetches the bundle of a foreign trust domain now.
+	RefreshTrust(context.Context, *RefreshTrustRequest) (*RefreshTrustResponse, error)
+	// ShowNaming returns who may serve a service, and why.
+	ShowNaming(context.Context, *ShowNamingRequest) (*ShowNamingResponse, error)
 	// ChangeRotation pauses, resumes, aborts or rolls back the rotation under way, or overrides one of its gates.
 	ChangeRotation(context.Context, *ChangeRotationRequest) (*RotationStatus, error)
 	mustEmbedUnimplementedAdminServer()
@@ -520,6 +580,18 @@ func (UnimplementedAdminServer) StartRotation(context.Context, *StartRotationReq
 }
 func (UnimplementedAdminServer) GetRotation(context.Context, *GetRotationRequest) (*RotationStatus, error) {
 	return nil, status.Error(codes.Unimplemented, "method GetRotation not implemented")
+}
+func (UnimplementedAdminServer) ListTrust(context.Context, *ListTrustRequest) (*ListTrustResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListTrust not implemented")
+}
+func (UnimplementedAdminServer) ImportTrust(context.Context, *ImportTrustRequest) (*ImportTrustResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ImportTrust not implemented")
+}
+func (UnimplementedAdminServer) RefreshTrust(context.Context, *RefreshTrustRequest) (*RefreshTrustResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method RefreshTrust not implemented")
+}
+func (UnimplementedAdminServer) ShowNaming(context.Context, *ShowNamingRequest) (*ShowNamingResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ShowNaming not implemented")
 }
 func (UnimplementedAdminServer) ChangeRotation(context.Context, *ChangeRotationRequest) (*RotationStatus, error) {
 	return nil, status.Error(codes.Unimplemented, "method ChangeRotation not implemented")
@@ -797,6 +869,78 @@ func _Admin_GetRotation_Handler(srv interface{}, ctx context.Context, dec func(i
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Admin_ListTrust_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListTrustRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).ListTrust(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_ListTrust_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).ListTrust(ctx, req.(*ListTrustRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Admin_ImportTrust_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ImportTrustRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).ImportTrust(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_ImportTrust_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).ImportTrust(ctx, req.(*ImportTrustRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Admin_RefreshTrust_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RefreshTrustRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).RefreshTrust(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_RefreshTrust_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).RefreshTrust(ctx, req.(*RefreshTrustRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Admin_ShowNaming_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ShowNamingRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).ShowNaming(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_ShowNaming_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).ShowNaming(ctx, req.(*ShowNamingRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Admin_ChangeRotation_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(ChangeRotationRequest)
 	if err := dec(in); err != nil {
@@ -877,6 +1021,22 @@ var Admin_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "GetRotation",
 			Handler:    _Admin_GetRotation_Handler,
+		},
+		{
+			MethodName: "ListTrust",
+			Handler:    _Admin_ListTrust_Handler,
+		},
+		{
+			MethodName: "ImportTrust",
+			Handler:    _Admin_ImportTrust_Handler,
+		},
+		{
+			MethodName: "RefreshTrust",
+			Handler:    _Admin_RefreshTrust_Handler,
+		},
+		{
+			MethodName: "ShowNaming",
+			Handler:    _Admin_ShowNaming_Handler,
 		},
 		{
 			MethodName: "ChangeRotation",

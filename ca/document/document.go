@@ -20,6 +20,7 @@ import (
 
 	"github.com/chancery-project/chancery/ca"
 	"github.com/chancery-project/chancery/ca/document/below"
+	"github.com/chancery-project/chancery/ca/document/foreign"
 	"github.com/chancery-project/chancery/ca/document/strict"
 	"github.com/chancery-project/chancery/ca/keys"
 	"github.com/chancery-project/chancery/ca/store"
@@ -43,9 +44,11 @@ type Document struct {
 	By       string   `json:"by,omitempty"`       // replica and process that wrote this version: what two write is never the same
 	Driver   *Driver  `json:"driver,omitempty"`   // who prepares and activates; nil before the first did
 	Imported *Import  `json:"imported,omitempty"` // the last time that it was restored
+	// Foreign are the bundles of federated trust domains, by name.
+	Foreign map[string]*foreign.Domain `json:"foreign,omitempty"`
 }
 
-// DomainState holds the authorities of one trust domain.
+// DomainState holds the authorities of one line of trust domains, under the name of the first of it: a migration adds the next one.
 type DomainState struct {
 	Generation  uint64           `json:"generation"` // of the bundle; grows when its roots change
 	Authorities []Authority      `json:"authorities"`
@@ -58,6 +61,8 @@ type DomainState struct {
 	BundleKey   *BundleKey       `json:"bundleKey,omitempty"` // signs what agents are told of roots; nil: not made yet
 	TaintedAt   uint64           `json:"taintedAt,omitempty"` // version that last tainted an authority; see NoteTaints
 	Below       []below.Issuers  `json:"below,omitempty"`     // of servers below
+	Domain      string           `json:"domain,omitempty"`    // the trust domain of the line now; empty: its first, whose name it has
+	Former      []string         `json:"former,omitempty"`    // trust domains that it was before, in order
 }
 
 // LogState is a replica, and names its log.
@@ -84,6 +89,7 @@ type Authority struct {
 	CRL         []byte         `json:"crl,omitempty"`     // its last CRL, where no key to sign another may be at hand
 	Root        string         `json:"root,omitempty"`    // ID of the root above an issuer; see RootID
 	Tainted     *time.Time     `json:"tainted,omitempty"` // since when its key is thought to be known to others
+	Domain      string         `json:"domain,omitempty"`  // that it vouches for, if that is another one than the line's; see DomainState
 }
 
 // BundleKey is the Ed25519 key that signs bundles (decision D6). Agents pin its public part when they are enrolled, so that who has

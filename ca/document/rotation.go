@@ -20,6 +20,9 @@ const (
 	PhasePrepare Phase = "prepare"
 	// PhaseDistribute waits until everybody trusts the successor: each replica, and each consumer (invariant 4).
 	PhaseDistribute Phase = "distribute"
+	// PhaseIssue, of a migration only, comes between: everybody trusts both domains, and each signs for its share of the identities. It ends
+	// when the share is all of them.
+	PhaseIssue Phase = "issue"
 	// PhaseActivate: the successor is the active one in the document; it waits until each replica signs with it (decision D4).
 	PhaseActivate Phase = "activate"
 	// PhaseReissue waits until every leaf of the predecessor has been replaced, or has ended (invariant 5).
@@ -69,6 +72,18 @@ type Rotation struct {
 	PausedBy  string     `json:"pausedBy,omitempty"`
 	Back      bool       `json:"back,omitempty"` // it was rolled back: From and To have changed places
 	Overrides []Override `json:"overrides,omitempty"`
+
+	// Migration is set where the successor is of another trust domain; Kind is KindRoot then. See PhaseIssue.
+	Migration *Migration `json:"migration,omitempty"`
+}
+
+// Migration is what a rotation to another trust domain has beside. With Back, From and To have changed places here, too.
+type Migration struct {
+	From string `json:"from"`
+	To   string `json:"to"`
+	// Who gets certificates of To in PhaseIssue: identities of these namespaces, and Share of a hundred of all others, by a hash of their paths.
+	Namespaces []string `json:"namespaces,omitempty"`
+	Share      int      `json:"share"`
 }
 
 // Override is an admin's word that a gate passes without its evidence, for one phase.

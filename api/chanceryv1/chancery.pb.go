@@ -4417,8 +4417,10 @@ type TrustedDomain struct {
 	// When this bundle was stored.
 	Since *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=since,proto3" json:"since,omitempty"`
 	// Of a foreign one: the bundle that was there before it; empty for none.
-	Previous      []byte        `protobuf:"bytes,6,opt,name=previous,proto3" json:"previous,omitempty"`
-	Relationship  *Relationship `protobuf:"bytes,7,opt,name=relationship,proto3" json:"relationship,omitempty"`
+	Previous     []byte        `protobuf:"bytes,6,opt,name=previous,proto3" json:"previous,omitempty"`
+	Relationship *Relationship `protobuf:"bytes,7,opt,name=relationship,proto3" json:"relationship,omitempty"`
+	// Who took a foreign one over: an admin, or the URL of its endpoint.
+	Actor         string `protobuf:"bytes,8,opt,name=actor,proto3" json:"actor,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4500,6 +4502,13 @@ func (x *TrustedDomain) GetRelationship() *Relationship {
 		return x.Relationship
 	}
 	return nil
+}
+
+func (x *TrustedDomain) GetActor() string {
+	if x != nil {
+		return x.Actor
+	}
+	return ""
 }
 
 // Relationship is how a foreign bundle is got, and how that goes.
@@ -6470,7 +6479,7 @@ const file_chancery_proto_rawDesc = "" +
 	"\ftrust_domain\x18\x01 \x01(\tR\vtrustDomain\"y\n" +
 	"\x11ListTrustResponse\x124\n" +
 	"\adomains\x18\x01 \x03(\v2\x1a.chancery.v1.TrustedDomainR\adomains\x12.\n" +
-	"\x04time\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\"\x8f\x02\n" +
+	"\x04time\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\"\xa5\x02\n" +
 	"\rTrustedDomain\x12!\n" +
 	"\ftrust_domain\x18\x01 \x01(\tR\vtrustDomain\x12\x1a\n" +
 	"\bstanding\x18\x02 \x01(\tR\bstanding\x12\x1a\n" +
@@ -6478,7 +6487,8 @@ const file_chancery_proto_rawDesc = "" +
 	"\x06bundle\x18\x04 \x01(\fR\x06bundle\x120\n" +
 	"\x05since\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12\x1a\n" +
 	"\bprevious\x18\x06 \x01(\fR\bprevious\x12=\n" +
-	"\frelationship\x18\a \x01(\v2\x19.chancery.v1.RelationshipR\frelationship\"\xe9\x02\n" +
+	"\frelationship\x18\a \x01(\v2\x19.chancery.v1.RelationshipR\frelationship\x12\x14\n" +
+	"\x05actor\x18\b \x01(\tR\x05actor\"\xe9\x02\n" +
 	"\fRelationship\x12\x10\n" +
 	"\x03url\x18\x01 \x01(\tR\x03url\x12\x18\n" +
 	"\aprofile\x18\x02 \x01(\tR\aprofile\x12,\n" +

@@ -114,17 +114,20 @@ func (r *relation) pool() (*x509.CertPool, error) {
 	return pool, nil
 }
 
-// Listen opens the address of the bundle endpoint, so that one in use is an error before anything runs. It returns nil if there is none.
-func (d *Desk) Listen() (net.Addr, error) {
-	e := d.config.Place.endpoint
-	if e == nil {
-		return nil, nil
+// Listen opens the address of the bundle endpoint, if there is one, so that one in use is an error before anything runs.
+func (d *Desk) Listen() (err error) {
+	if e := d.config.Place.endpoint; e != nil {
+		d.listener, err = process.Listen("bundleEndpoint.listen", e.Listen)
 	}
-	var err error
-	if d.listener, err = process.Listen("bundleEndpoint.listen", e.Listen); err != nil {
-		return nil, err
+	return err
+}
+
+// AddrLine is what the server's address file has of the bundle endpoint.
+func (d *Desk) AddrLine() string {
+	if d.listener == nil {
+		return ""
 	}
-	return d.listener.Addr(), nil
+	return fmt.Sprintf("bundleEndpoint=%s\n", d.listener.Addr())
 }
 
 // Close ends what Listen opened. It works on a desk that was never made.

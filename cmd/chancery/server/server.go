@@ -423,7 +423,7 @@ func (r *reasons) told(err error, now time.Time) { r.last, r.next = err.Error(),
 
 // watchReady keeps gRPC health in step with readiness and writes the address file.
 func (s *Server) watchReady(ctx context.Context, started func()) error {
-	addrs := fmt.Sprintf("listen=%s\nmetrics=%s\n%s", s.listener.Addr(), s.metrics.Addr(), s.federation.AddrLine())
+	addrs := fmt.Sprintf("%slisten=%s\nmetrics=%s\n", s.federation.AddrLine(), s.listener.Addr(), s.metrics.Addr())
 	if err := process.WriteAddrFile(s.settings.AddrFile, addrs); err != nil {
 		return err
 	}

@@ -51,6 +51,9 @@ type serverYAML struct {
 	Parent      map[string]any    `json:"parent,omitempty"`
 	Issuers     []map[string]any  `json:"issuers,omitempty"`
 	Clusters    []clusterYAML     `json:"clusters"`
+
+	Federation     []map[string]any  `json:"federation,omitempty"`
+	BundleEndpoint map[string]string `json:"bundleEndpoint,omitempty"`
 }
 
 type clusterYAML struct {

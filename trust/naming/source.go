@@ -124,7 +124,7 @@ func (s *source) follow(r ref, by int32) {
 
 // names returns the identity that an endpoint names: that of its pod, if it is still that pod.
 func (r ref) names() (trust.ID, bool) {
-	if r.pod.class == nil || r.uid != 0 && r.pod.uid != 0 && r.uid != r.pod.uid {
+	if r.pod.class == nil || r.uid != 0 && r.uid != r.pod.uid {
 		return trust.ID{}, false
 	}
 	return r.pod.class.id, !r.pod.class.id.IsZero()

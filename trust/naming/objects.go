@@ -71,6 +71,7 @@ type Entry struct {
 	Selector        Labels   // workloadSelector
 	Accounts        []string // serviceAccount of its own endpoints
 	Problem         string   // it could not be read: what was known of it stays
+	Note            string   // something in it counts for nothing
 }
 
 // Workload is a WorkloadEntry of Istio.
@@ -156,10 +157,10 @@ func covers(labels, selector []label) bool {
 	return true
 }
 
-// Bounds on what one object, and all of them, can name.
+// Bounds on what one object, and all of them, can name. A reader need not hand over much more.
 const (
-	maxNamed  = 200  // identities that one object names itself
-	maxHosts  = 256  // of a ServiceEntry
+	MaxNamed  = 200  // identities that one object names itself
+	MaxHosts  = 256  // of a ServiceEntry
 	maxListed = 1000 // identities of one service, aliases included
 )
 
@@ -181,8 +182,8 @@ func canonical(field string, names []string) (ids []trust.ID, problems []string)
 // idsOf reads what names identities. What is wrong is left out and said: an object that names two right ones and a wrong one names two.
 func idsOf(field string, names []string, parse func(string) (trust.ID, error)) (ids []trust.ID, problems []string) {
 	for i, name := range names {
-		if i == maxNamed {
-			return ids, append(problems, fmt.Sprintf("%s: %d names; only the first %d are read", field, len(names), maxNamed))
+		if i == MaxNamed {
+			return ids, append(problems, fmt.Sprintf("%s: there are more than %d names; the rest count for nothing", field, MaxNamed))
 		}
 		id, err := parse(strings.TrimSpace(name))
 		if err == nil && id.Reserved() {
@@ -204,5 +205,16 @@ func list(s string) []string {
 	if strings.TrimSpace(s) == "" {
 		return nil
 	}
-	return strings.SplitN(s, ",", maxNamed+2)
+	return strings.SplitN(s, ",", MaxNamed+2)
+}
+
+// CheckLabels refuses labels that Labels cannot tell apart. Those of Kubernetes' own objects are none of them; those in the spec of Istio's are not
+// checked by an API server.
+func CheckLabels(m map[string]string) error {
+	for k, v := range m {
+		if k == "" || strings.ContainsAny(k, "=,") || strings.ContainsAny(v, "=,") {
+			return fmt.Errorf("%.80q: %.80q should be a label, of letters, digits, '-', '_', '.' and '/'", k, v)
+		}
+	}
+	return nil
 }

@@ -316,7 +316,7 @@ func FuzzAnnotations(f *testing.F) {
 					t.Fatalf("%s: %v, %v", service, id, err)
 				}
 			}
-			if len(list) > 2*maxNamed+2 || len(e.Why(service).Problems) > maxProblems {
+			if len(list) > 2*MaxNamed+2 || len(e.Why(service).Problems) > maxProblems {
 				t.Fatal("out of bounds")
 			}
 		}

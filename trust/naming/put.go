@@ -89,11 +89,14 @@ func (sp *space) setEntry(o *Entry) {
 		return
 	}
 	for i, host := range o.Hosts {
-		if i == maxHosts {
-			s.problem("hosts: %d hosts; only the first %d are read", len(o.Hosts), maxHosts)
+		if i == MaxHosts {
+			s.problem("hosts: there are more than %d; the rest count for nothing", MaxHosts)
 			break
 		}
 		sp.target(s, host, fmt.Sprintf("hosts[%d]", i))
+	}
+	if o.Note != "" {
+		s.problem("%s", o.Note)
 	}
 	ids, problems := canonical("subjectAltNames", o.IDs)
 	more, others := accountsOf(sp.cluster.domain, sp.name, "endpoints' serviceAccount", o.Accounts)
@@ -104,7 +107,7 @@ func (sp *space) setEntry(o *Entry) {
 }
 
 func sameEntry(a, b *Entry) bool {
-	return a.Problem == b.Problem && a.Selector == b.Selector && slices.Equal(a.Hosts, b.Hosts) && slices.Equal(a.IDs, b.IDs) && slices.Equal(a.Accounts, b.Accounts)
+	return a.Problem == b.Problem && a.Note == b.Note && a.Selector == b.Selector && slices.Equal(a.Hosts, b.Hosts) && slices.Equal(a.IDs, b.IDs) && slices.Equal(a.Accounts, b.Accounts)
 }
 
 func (s *source) problem(format string, args ...any) {

@@ -37,7 +37,7 @@ type Config struct {
 	// Revoked reports whether an identity has no grace: it, or the authority that vouches for it, is not to be trusted any more. Nil: none. It is asked
 	// when the grace begins, and by Refresh.
 	Revoked func(trust.ID) bool
-	// Changed is told whose lists have changed, after they have. It must not call the engine. Nil: nobody is.
+	// Changed is told whose lists have changed, after they have; without names, that all is known from now on. Nil: nobody is.
 	Changed func(services []string)
 }
 
@@ -50,7 +50,7 @@ type Engine struct {
 	mu       sync.Mutex // guards the rest, and all that hangs off it
 	services map[string]*named
 	dirty    []*named
-	unread   int      // kinds of clusters that have not been read
+	unread   int      // kinds of clusters that have not been read; below zero: and Changed knows that all have
 	leaving  []depart // in order of time, since each has the same grace
 }
 
@@ -94,7 +94,9 @@ func New(c Config) (*Engine, error) {
 		s.targets = []*named{e.named(r.Service)}
 		s.appear()
 	}
-	e.settle()
+	if e.settle(); e.unread == 0 {
+		e.unread = -1 // who asks finds all that there is
+	}
 	return e, nil
 }
 
@@ -169,9 +171,12 @@ func (e *Engine) expire(now time.Time) (next time.Duration) {
 func (e *Engine) change(f func()) {
 	e.mu.Lock()
 	f()
-	changed := e.settle()
+	changed, first := e.settle(), e.unread == 0
+	if first {
+		changed, e.unread = nil, -1
+	}
 	e.mu.Unlock()
-	if len(changed) > 0 {
+	if len(changed) > 0 || first {
 		e.config.Changed(changed)
 	}
 }

@@ -190,7 +190,11 @@ func TestD25OnlyOwnAndRootNamespace(t *testing.T) {
 // TestD25JoinsWithThePod: no endpoint is there yet, and the account may already serve.
 func TestD25JoinsWithThePod(t *testing.T) {
 	var told []string
-	e, east := open(t, func(c *Config) { c.Changed = func(s []string) { told = append(told, s...) } })
+	times := 0
+	e, east := open(t, func(c *Config) { c.Changed = func(s []string) { told, times = append(told, s...), times+1 } })
+	if times != 1 || told != nil {
+		t.Errorf("told %d times, of %v, that all is known", times, told)
+	}
 	east.Put(&Service{Namespace: "shop", Name: "web", Selector: labels("app=web")})
 	east.Put(&Service{Namespace: "shop", Name: "db", Selector: labels("app=db")})
 	told = nil

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -38,8 +39,9 @@ type Desk struct {
 	env     Env
 	engine  *naming.Engine
 	readers []reader
-	changed func(services []string)
+	changed func(services ...string)
 	counted prometheus.Counter
+	known   atomic.Pointer[trust.Aliases]
 }
 
 type reader struct {
@@ -53,14 +55,15 @@ func (p *Place) Open(env Env) (*Desk, error) {
 	if p == nil {
 		return nil, nil
 	}
-	d := &Desk{env: env, changed: func([]string) {}, counted: prometheus.NewCounter(prometheus.CounterOpts{
+	d := &Desk{env: env, changed: func(...string) {}, counted: prometheus.NewCounter(prometheus.CounterOpts{
 		Name: "chancery_naming_changes_total", Help: "Changes of who may serve a service.",
 	})}
+	d.bring()
 	c := naming.Config{
 		Naming: trust.NewNaming(), Rules: p.rules, RootNamespace: p.root, ClusterDomain: p.clusterDomain, Aliases: d.aliases, Revoked: d.revoked,
 		Changed: func(services []string) {
 			d.counted.Add(float64(len(services)))
-			d.changed(services)
+			d.changed(services...)
 		},
 	}
 	for _, one := range p.clusters {
@@ -85,25 +88,35 @@ func (p *Place) Open(env Env) (*Desk, error) {
 	return d, nil
 }
 
-// OnChange is told which services' lists have changed. It is set before Run.
-func (d *Desk) OnChange(f func(services []string)) {
+// OnChange is told which services' lists have changed; without names, that all is known from now on. It is set before Run.
+func (d *Desk) OnChange(f func(services ...string)) {
 	if d != nil {
 		d.changed = f
 	}
 }
 
-// Naming returns the index; nil where there is none.
-func (d *Desk) Naming() *trust.Naming {
+// Source says who may serve a service, for agents; nil where the config has no naming.
+func (d *Desk) Source() func(service string) (ids []string, known bool) {
 	if d == nil {
 		return nil
 	}
-	return d.engine.Naming()
+	return func(service string) ([]string, bool) {
+		list, standing := d.engine.Naming().Lookup(service)
+		ids := make([]string, 0, len(list))
+		for _, id := range list {
+			ids = append(ids, id.String())
+		}
+		return ids, standing == trust.NamingKnown
+	}
 }
 
 // Run keeps naming up to date until ctx ends.
 func (d *Desk) Run(ctx context.Context) error {
 	if d == nil {
 		return nil
+	}
+	if _, standing := d.engine.Naming().Lookup(""); standing != trust.NamingUnread {
+		d.changed() // rules alone are known from the start
 	}
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return d.engine.Run(ctx) })
@@ -125,6 +138,7 @@ func (d *Desk) follow(ctx context.Context) error {
 	for {
 		if v := d.env.Document().Version; v != seen {
 			seen = v
+			d.bring()
 			d.engine.Refresh()
 		}
 		select {
@@ -135,8 +149,8 @@ func (d *Desk) follow(ctx context.Context) error {
 	}
 }
 
-// known returns the trust domains that count as ours now: the document's own, with its kin, and those of the config.
-func (d *Desk) known() trust.Aliases {
+// bring brings up to date which trust domains count as ours: the document's own, with its kin, and those of the config.
+func (d *Desk) bring() {
 	others := slices.Clone(d.env.Aliases)
 	if b, err := d.env.Document().Bundle(d.env.Domain); err == nil {
 		others = append(others, b.Domain())
@@ -145,18 +159,19 @@ func (d *Desk) known() trust.Aliases {
 		}
 	}
 	a, err := trust.NewAliases(d.env.Domain, others...)
-	if err != nil { // more than there may be: the own one alone
-		a, _ = trust.NewAliases(d.env.Domain)
+	if err != nil {
+		d.env.Logger.Error("naming goes by the aliases that it had before", "reason", err.Error())
+		return
 	}
-	return a
+	d.known.Store(&a)
 }
 
-func (d *Desk) aliases(id trust.ID) []trust.ID { return d.known().Equivalent(id) }
+func (d *Desk) aliases(id trust.ID) []trust.ID { return d.known.Load().Equivalent(id) }
 
 // revoked reports whether an identity has no grace (decision D25): an authority of ours is tainted, so that anybody might be it; or it, or all that
 // was issued before some time, is revoked.
 func (d *Desk) revoked(id trust.ID) bool {
-	known := d.known()
+	known := d.known.Load()
 	if !known.Has(id.Domain()) {
 		return false
 	}
@@ -237,20 +252,20 @@ func (d *Desk) ShowNaming(ctx context.Context, q *chanceryv1.ShowNamingRequest) 
 	}
 	d.env.Note(actor, "naming show")
 	resp := &chanceryv1.ShowNamingResponse{Trouble: d.trouble()}
-	if _, standing := d.Naming().Lookup(service); standing == trust.NamingUnread {
+	if _, standing := d.engine.Naming().Lookup(service); standing == trust.NamingUnread {
 		return nil, status.Error(codes.FailedPrecondition, "who may serve what is not known yet: each cluster has to be read once first; "+strings.Join(resp.Trouble, "; "))
 	}
 	if service != "" {
 		resp.Services = []*chanceryv1.NamedService{explain(d.engine.Why(service))}
 		return resp, nil
 	}
-	all := d.Naming().Services()
+	all := d.engine.Naming().Services()
 	if n := len(all); n > maxShown {
 		all, resp.Omitted = all[:maxShown], uint64(n-maxShown)
 	}
 	for _, name := range all {
 		one := &chanceryv1.NamedService{Service: name}
-		for _, id := range d.Naming().Allowed(name) {
+		for _, id := range d.engine.Naming().Allowed(name) {
 			one.Identities = append(one.Identities, &chanceryv1.NamedIdentity{SpiffeId: id.String()})
 		}
 		resp.Services = append(resp.Services, one)

@@ -26,6 +26,7 @@ type space struct {
 	pods      map[string]*pod // also those that slices name and nobody has seen
 	workloads map[string]*pod
 	classes   map[classKey]*class
+	byLabel   map[label][]*class
 	services  map[string]*source
 	slices    map[string]*source
 	entries   map[string]*source
@@ -139,7 +140,7 @@ func (c *Cluster) put(o Object) {
 	sp := c.spaces[k.Namespace]
 	if sp == nil {
 		sp = &space{
-			cluster: c, name: strings.Clone(k.Namespace), pods: map[string]*pod{}, workloads: map[string]*pod{}, classes: map[classKey]*class{}, services: map[string]*source{},
+			cluster: c, name: strings.Clone(k.Namespace), pods: map[string]*pod{}, workloads: map[string]*pod{}, classes: map[classKey]*class{}, byLabel: map[label][]*class{}, services: map[string]*source{},
 			slices: map[string]*source{}, entries: map[string]*source{}, selectors: map[label][]*source{}, backends: map[string][]*source{},
 		}
 		c.spaces[sp.name] = sp
@@ -235,6 +236,7 @@ func (sp *space) class(key classKey) *class {
 	}
 	sp.classes[key] = c
 	for _, l := range c.labels {
+		sp.byLabel[l] = append(sp.byLabel[l], c)
 		for _, s := range sp.selectors[l] {
 			if covers(c.labels, s.selector) {
 				c.join(s)
@@ -276,6 +278,9 @@ func (p *pod) leave() {
 		return
 	}
 	delete(c.space.classes, c.key)
+	for _, l := range c.labels {
+		without(c.space.byLabel, l, c)
+	}
 	for _, s := range c.sources {
 		s.classes = slices.DeleteFunc(s.classes, func(o *class) bool { return o == c })
 		if !c.id.IsZero() {
@@ -295,10 +300,21 @@ func (sp *space) remove(s *source) {
 	case *Service:
 		sp.awaken(s.name)
 	case *Slice:
-		rest := slices.DeleteFunc(sp.backends[o.Service], func(x *source) bool { return x == s })
-		if sp.backends[o.Service] = rest; len(rest) == 0 {
-			delete(sp.backends, o.Service)
-		}
+		without(sp.backends, o.Service, s)
+	}
+}
+
+// without takes one of a list away, and the list with its last one.
+func without[T comparable](lists map[string][]T, name string, one T) {
+	list := lists[name]
+	if i := slices.Index(list, one); i >= 0 {
+		last := len(list) - 1
+		list[i] = list[last]
+		clear(list[last:])
+		list = list[:last]
+	}
+	if lists[name] = list; len(list) == 0 {
+		delete(lists, name)
 	}
 }
 

@@ -143,7 +143,13 @@ func (s *source) selects() {
 		}
 	}
 	sp.selectors[s.anchor] = append(sp.selectors[s.anchor], s)
-	for _, c := range sp.classes {
+	rarest := sp.byLabel[s.selector[0]]
+	for _, l := range s.selector[1:] {
+		if few := sp.byLabel[l]; len(few) < len(rarest) {
+			rarest = few
+		}
+	}
+	for _, c := range rarest {
 		if covers(c.labels, s.selector) {
 			c.join(s)
 		}
@@ -156,10 +162,7 @@ func (s *source) forget() {
 		return
 	}
 	sp := s.space
-	rest := slices.DeleteFunc(sp.selectors[s.anchor], func(o *source) bool { return o == s })
-	if sp.selectors[s.anchor] = rest; len(rest) == 0 {
-		delete(sp.selectors, s.anchor)
-	}
+	without(sp.selectors, s.anchor, s)
 	for _, c := range s.classes {
 		c.sources = slices.DeleteFunc(c.sources, func(o *source) bool { return o == s })
 		if !c.id.IsZero() {

@@ -1,6 +1,7 @@
 package document
 
 import (
+	"maps"
 	"slices"
 	"time"
 
@@ -78,6 +79,7 @@ func (d *Document) Clone() *Document {
 		n.Logs[i].DeclaredDead = clone(n.Logs[i].DeclaredDead)
 	}
 	n.Driver, n.Imported = clone(d.Driver), clone(d.Imported)
+	n.Foreign = maps.Clone(d.Foreign)
 	if d.Domains == nil {
 		return &n
 	}

@@ -175,7 +175,7 @@ func (d *Desk) revoked(id trust.ID) bool {
 	if !known.Has(id.Domain()) {
 		return false
 	}
-	state := d.env.Document().Domains[d.env.Domain.String()]
+	state := d.env.Document().Of(d.env.Domain)
 	if state == nil {
 		return false
 	}

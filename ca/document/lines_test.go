@@ -115,7 +115,9 @@ func TestD10AMigrationHasTwoRootsThatAreNotShared(t *testing.T) {
 func TestD17WhoGetsWhichDomain(t *testing.T) {
 	d, _ := migrating(t, PhasePrepare)
 	s, to := d.State(td), domain("new.example")
-	id := func(i int) trust.ID { return must(trust.WorkloadID(td, fmt.Sprintf("ns%d", i%7), fmt.Sprintf("a%d", i))) }
+	id := func(i int) trust.ID {
+		return must(trust.WorkloadID(td, fmt.Sprintf("ns%d", i%7), fmt.Sprintf("a%d", i)))
+	}
 	count := func() (n int) {
 		for i := range 1000 {
 			of := s.DomainFor(td, id(i))
@@ -237,23 +239,25 @@ func TestOddLinesAreRefused(t *testing.T) {
 	sealer := must(keys.CreateSealer(filepath.Join(t.TempDir(), "key")))
 	base, _ := migrating(t, PhaseIssue)
 	for want, change := range map[string]func(d *Document, s *DomainState){
-		"Upper":                        func(_ *Document, s *DomainState) { s.Domain = "Upper" },
-		"at most 16":                   func(_ *Document, s *DomainState) { s.Former = many(line.MaxFormer + 1) },
-		"occurs twice":                 func(_ *Document, s *DomainState) { s.Former = []string{"a", "a"} },
-		"only a migration":             func(_ *Document, s *DomainState) { s.Rotation.Migration = nil },
-		"a root of its own":            func(_ *Document, s *DomainState) { s.Rotation.Kind = KindIssuer },
-		"to itself":                    func(_ *Document, s *DomainState) { s.Rotation.Migration.From = "new.example" },
-		"0 to 100":                     func(_ *Document, s *DomainState) { s.Rotation.Migration.Share = 101 },
-		"257 namespaces":               func(_ *Document, s *DomainState) { s.Rotation.Migration.Namespaces = many(line.MaxNamespaces + 1) },
-		"twice":                        func(_ *Document, s *DomainState) { s.Rotation.Migration.Namespaces = []string{"a", "a"} },
-		`namespace "a/b"`:              func(_ *Document, s *DomainState) { s.Rotation.Migration.Namespaces = []string{"a/b"} },
-		"none of this line's":          func(_ *Document, s *DomainState) { s.Authorities[0].Domain = "stranger.example" },
-		"of two authorities":           func(d *Document, _ *DomainState) { d.Domains["new.example"] = &DomainState{} },
-		"both foreign and of":          func(d *Document, _ *DomainState) { d.Foreign = map[string]*foreign.Domain{"new.example": {}} },
-		"null for foreign":             func(d *Document, _ *DomainState) { d.Foreign = map[string]*foreign.Domain{"partner": nil} },
-		"foreign trust domain":         func(d *Document, _ *DomainState) { d.Foreign = map[string]*foreign.Domain{"Partner": {}} },
-		"129 foreign trust domains":    func(d *Document, _ *DomainState) { d.Foreign = strangers(MaxForeign + 1) },
-		"the migration's trust domain": func(_ *Document, s *DomainState) { s.Past = []PastRotation{{Rotation: Rotation{Migration: &Migration{}}}} },
+		"Upper":                     func(_ *Document, s *DomainState) { s.Domain = "Upper" },
+		"at most 16":                func(_ *Document, s *DomainState) { s.Former = many(line.MaxFormer + 1) },
+		"occurs twice":              func(_ *Document, s *DomainState) { s.Former = []string{"a", "a"} },
+		"only a migration":          func(_ *Document, s *DomainState) { s.Rotation.Migration = nil },
+		"a root of its own":         func(_ *Document, s *DomainState) { s.Rotation.Kind = KindIssuer },
+		"to itself":                 func(_ *Document, s *DomainState) { s.Rotation.Migration.From = "new.example" },
+		"0 to 100":                  func(_ *Document, s *DomainState) { s.Rotation.Migration.Share = 101 },
+		"257 namespaces":            func(_ *Document, s *DomainState) { s.Rotation.Migration.Namespaces = many(line.MaxNamespaces + 1) },
+		"twice":                     func(_ *Document, s *DomainState) { s.Rotation.Migration.Namespaces = []string{"a", "a"} },
+		`namespace "a/b"`:           func(_ *Document, s *DomainState) { s.Rotation.Migration.Namespaces = []string{"a/b"} },
+		"none of this line's":       func(_ *Document, s *DomainState) { s.Authorities[0].Domain = "stranger.example" },
+		"of two authorities":        func(d *Document, _ *DomainState) { d.Domains["new.example"] = &DomainState{} },
+		"both foreign and of":       func(d *Document, _ *DomainState) { d.Foreign = map[string]*foreign.Domain{"new.example": {}} },
+		"null for foreign":          func(d *Document, _ *DomainState) { d.Foreign = map[string]*foreign.Domain{"partner": nil} },
+		"foreign trust domain":      func(d *Document, _ *DomainState) { d.Foreign = map[string]*foreign.Domain{"Partner": {}} },
+		"129 foreign trust domains": func(d *Document, _ *DomainState) { d.Foreign = strangers(MaxForeign + 1) },
+		"the migration's trust domain": func(_ *Document, s *DomainState) {
+			s.Past = []PastRotation{{Rotation: Rotation{Migration: &Migration{}}}}
+		},
 	} {
 		d := base.Clone()
 		change(d, d.State(td))

@@ -381,7 +381,7 @@ func TestD25AServiceIsAskedFor(t *testing.T) {
 	box.set(none)
 	want(t, "context", subjects(t, d.next()["service:foo/web"]), "nobody is trusted")
 	want(t, "context", subjects(t, other.next()["service:foo/web"]), "nobody is trusted")
-	other.ack()
+	must(t, other.stream.CloseSend())
 	h.wait(t, "foo/web:1")
 	a.conn.Close()
 	h.wait(t, "")

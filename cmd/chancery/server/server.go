@@ -161,6 +161,9 @@ func (s *Server) openFederation() (err error) {
 	s.federation, err = federating.Open(federating.Config{
 		Place: c.federation, Domain: c.domain, Authority: s.authority, Log: s.log, Own: s.own, ActorOf: adminsocket.ActorOf, Note: s.notes.Note, Logger: s.logger, Metrics: s.registry,
 	})
+	if err == nil {
+		s.desk.Agents().OnUnknown(s.federation.Unknown)
+	}
 	return err
 }
 

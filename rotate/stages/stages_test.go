@@ -66,7 +66,7 @@ func use(t *testing.T, d *document.Document, e Evidence, now time.Time) {
 	}
 	for _, f := range []func(d *document.Document) error{
 		func(d *document.Document) error {
-			return Start(d, td, Request{document.KindRoot, document.ReasonCompromised, "a", "1"}, now)
+			return Start(d, td, Request{Kind: document.KindRoot, Reason: document.ReasonCompromised, Actor: "a", ID: "1"}, now)
 		},
 		func(d *document.Document) error { return Pause(d, td, "a", now) },
 		func(d *document.Document) error { return Resume(d, td, "a", now) },
@@ -135,10 +135,10 @@ func filesDoc() *document.Document {
 // root leaves once the files have left it out.
 func TestD7PluggedFilesGoInSteps(t *testing.T) {
 	d := filesDoc()
-	if err := Start(d, td, Request{document.KindRoot, document.ReasonAsked, "admin", "1"}, epoch); err == nil || !strings.Contains(err.Error(), "lies elsewhere") {
+	if err := Start(d, td, Request{Kind: document.KindRoot, Reason: document.ReasonAsked, Actor: "admin", ID: "1"}, epoch); err == nil || !strings.Contains(err.Error(), "lies elsewhere") {
 		t.Fatal(err)
 	}
-	if err := Start(d, td, Request{document.KindRoot, document.ReasonFiles, "files", "1"}, epoch); err != nil {
+	if err := Start(d, td, Request{Kind: document.KindRoot, Reason: document.ReasonFiles, Actor: "files", ID: "1"}, epoch); err != nil {
 		t.Fatal(err)
 	}
 	now, e := epoch, Evidence{LeafTTL: time.Minute, Files: []string{"R1", "R2"}}
@@ -206,7 +206,7 @@ func TestAnIssuerThatEndsSoonIsFollowedWithoutEvidence(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := Start(d, td, Request{document.KindIssuer, document.ReasonPolicy, "policy", "1"}, time.Now()); err != nil {
+	if err := Start(d, td, Request{Kind: document.KindIssuer, Reason: document.ReasonPolicy, Actor: "policy", ID: "1"}, time.Now()); err != nil {
 		t.Fatal(err)
 	}
 	add(d, Make{Under: domain(d).Authorities[0].ID})

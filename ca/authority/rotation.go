@@ -22,7 +22,7 @@ func (a *Keeper) Staged() { a.staged = true }
 
 // stateOf returns what a document in use has of the trust domain. It must not be changed.
 func (a *Keeper) stateOf(doc *Document) *document.DomainState {
-	if state := doc.Domains[a.config.Domain.String()]; state != nil {
+	if state := doc.Of(a.config.Domain); state != nil {
 		return state
 	}
 	return new(document.DomainState)

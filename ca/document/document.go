@@ -27,8 +27,9 @@ import (
 	"github.com/chancery-project/chancery/trust"
 )
 
-// Format is the version of the document's layout; a binary refuses a higher one.
-const Format = 3
+// Format is the version of the document's layout; a binary refuses a higher one. A document is written in the lowest that says it all: see
+// Needs.
+const Format = 4
 
 // Document is the authority document: all that a server must agree on with others and with its own past. It lies in a
 // compare-and-swap store, authenticated and with sealed keys (decision D9), and is keyed by trust domain (D10).
@@ -118,7 +119,7 @@ const (
 
 // New returns a first document with a log ID, for who opens it, and no authority.
 func New() *Document {
-	return &Document{Format: Format, Version: 1, Domains: map[string]*DomainState{}, Logs: []LogState{{ID: NewLogID()}}}
+	return &Document{Format: formatBefore, Version: 1, Domains: map[string]*DomainState{}, Logs: []LogState{{ID: NewLogID()}}}
 }
 
 // NewLogID returns a log ID at random.
@@ -149,6 +150,7 @@ func (d *Document) Prepare(td trust.Domain, key Key, s *keys.Sealer, cert *x509.
 
 func (d *Document) add(td trust.Domain, kind AuthorityKind, as AuthorityState, key Key, s *keys.Sealer, cert *x509.Certificate, chain ...*x509.Certificate) error {
 	state := d.State(td)
+	td, _ = d.Line(td)
 	if kind == KindRoot {
 		state.Generation++
 	}
@@ -173,7 +175,7 @@ func (d *Document) add(td trust.Domain, kind AuthorityKind, as AuthorityState, k
 
 // State returns what the document has of a trust domain; if it has nothing yet, a place for it.
 func (d *Document) State(td trust.Domain) *DomainState {
-	state := d.Domains[td.String()]
+	state := d.Of(td)
 	if state == nil {
 		state = &DomainState{}
 		d.Domains[td.String()] = state
@@ -244,30 +246,9 @@ func (d *Document) lacks(td trust.Domain) error {
 	return fmt.Errorf("the authority document has nothing for trust domain %s; it has %v", td, d.domainNames())
 }
 
-// Bundle returns the roots of a trust domain that are trusted now. A tainted one is, until its leaves have been replaced.
-func (d *Document) Bundle(td trust.Domain) (*trust.Bundle, error) {
-	state := d.Domains[td.String()]
-	if state == nil {
-		return nil, d.lacks(td)
-	}
-	var roots []*x509.Certificate
-	for i := range state.Authorities {
-		a := &state.Authorities[i]
-		if a.Kind != KindRoot {
-			continue
-		}
-		cert, err := a.X509()
-		if err != nil {
-			return nil, err
-		}
-		roots = append(roots, cert)
-	}
-	return trust.NewBundle(td, state.Generation, roots)
-}
-
 // Active returns the active authority of a kind.
 func (d *Document) Active(td trust.Domain, kind AuthorityKind) (*Authority, error) {
-	state := d.Domains[td.String()]
+	state := d.Of(td)
 	if state == nil {
 		return nil, d.lacks(td)
 	}
@@ -310,6 +291,13 @@ type envelope struct {
 
 // Encode returns the document's bytes for a store.
 func (d *Document) Encode(s *keys.Sealer) ([]byte, error) {
+	if err := d.checkLines(); err != nil {
+		return nil, fmt.Errorf("encoding authority document: %w", err)
+	}
+	if need := d.Needs(); d.Format < need { // a server that knows less must not read it as if it had said all
+		as := *d
+		as.Format, d = need, &as
+	}
 	raw, err := json.Marshal(d)
 	if err != nil {
 		return nil, fmt.Errorf("encoding authority document: %w", err)
@@ -350,6 +338,9 @@ func Decode(data []byte, version uint64, s *keys.Sealer) (*Document, error) {
 		if state == nil {
 			return nil, fmt.Errorf("authority document has null for trust domain %.80q", name)
 		}
+	}
+	if err := d.checkLines(); err != nil {
+		return nil, fmt.Errorf("authority document: %w", err)
 	}
 	return d, nil
 }

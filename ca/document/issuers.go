@@ -39,7 +39,7 @@ func (d *Document) retire(td trust.Domain) error {
 // DropEndedIssuers forgets retired issuers whose certificates have ended, so that the document does not grow for ever, and
 // the keys of those whose last leaf has ended, whatever profile it had.
 func (d *Document) DropEndedIssuers(td trust.Domain, now time.Time) {
-	state := d.Domains[td.String()]
+	state := d.State(td)
 	kept := state.Authorities[:0]
 	for _, a := range state.Authorities {
 		if cert, err := a.X509(); a.Kind == KindIssuer && a.State == StateRetiring && err == nil {
@@ -58,7 +58,7 @@ func (d *Document) DropEndedIssuers(td trust.Domain, now time.Time) {
 // Prepared returns the issuer that waits to sign, nil if there is none. That of a rotation is another matter: it waits for the rotation's
 // gates, and meanwhile the issuer in use may have to be followed by one under the same root.
 func (d *Document) Prepared(td trust.Domain) *Authority {
-	if state := d.Domains[td.String()]; state != nil {
+	if state := d.Of(td); state != nil {
 		for i := range state.Authorities {
 			if a := &state.Authorities[i]; a.Kind == KindIssuer && a.State == StatePrepared && !state.isSuccessor(a) {
 				return a
@@ -68,8 +68,10 @@ func (d *Document) Prepared(td trust.Domain) *Authority {
 	return nil
 }
 
+// isSuccessor reports whether an issuer is that of a rotation, or, of a migration, is to follow it under the same root.
 func (s *DomainState) isSuccessor(a *Authority) bool {
-	return s.Rotation != nil && a.ID == s.Rotation.ToIssuer
+	r := s.Rotation
+	return r != nil && (a.ID == r.ToIssuer || r.Migration != nil && r.ToRoot != "" && a.RootID() == r.ToRoot)
 }
 
 // DropPrepared forgets issuers that have never signed a certificate, but for that of a rotation.

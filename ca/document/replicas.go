@@ -181,7 +181,7 @@ func (d *Document) Reissue(seen uint64) (*Document, error) {
 	if epoch >= 1<<(62-epochBits) { // a store's version has 62 bits
 		return nil, fmt.Errorf("version %d has no epoch after it", max(d.Version, seen))
 	}
-	n.Format, n.Version, n.By, n.Driver = Format, epoch<<epochBits, "", nil
+	n.Format, n.Version, n.By, n.Driver = n.Needs(), epoch<<epochBits, "", nil
 	n.Previous, n.Before = "", nil
 	for _, state := range n.Domains {
 		// Without a content, so that the next one is taken at once: who has a CRL of before must not go on with it.

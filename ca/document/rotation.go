@@ -6,6 +6,8 @@ import (
 	"encoding/hex"
 	"slices"
 	"time"
+
+	"github.com/chancery-project/chancery/ca/document/line"
 )
 
 // This file is about the rotation of roots and issuers: what the document says of one that is under way. Package rotate/stages
@@ -77,14 +79,8 @@ type Rotation struct {
 	Migration *Migration `json:"migration,omitempty"`
 }
 
-// Migration is what a rotation to another trust domain has beside. With Back, From and To have changed places here, too.
-type Migration struct {
-	From string `json:"from"`
-	To   string `json:"to"`
-	// Who gets certificates of To in PhaseIssue: identities of these namespaces, and Share of a hundred of all others, by a hash of their paths.
-	Namespaces []string `json:"namespaces,omitempty"`
-	Share      int      `json:"share"`
-}
+// Migration is what a rotation to another trust domain has beside.
+type Migration = line.Migration
 
 // Override is an admin's word that a gate passes without its evidence, for one phase.
 type Override struct {

@@ -248,7 +248,7 @@ func (h *Hold) change(ctx context.Context, quiet bool, f func(next *document.Doc
 		if err != nil {
 			return err
 		}
-		next.Format, next.By = document.Format, h.by
+		next.By = h.by
 		if err := f(next); err != nil {
 			if n < maxTries && h.reload(ctx) == nil && h.snapshot.Load().Version > before.Version {
 				continue // it may think otherwise of what is there now
@@ -259,6 +259,7 @@ func (h *Hold) change(ctx context.Context, quiet bool, f func(next *document.Doc
 			return err
 		}
 		next.NoteTaints(before)
+		next.Format = next.Needs()
 		if err = h.write(ctx, next, quiet); err == nil && h.wrote != nil {
 			h.wrote(context.WithoutCancel(ctx), before, next)
 		}
@@ -295,7 +296,7 @@ func Change(ctx context.Context, st store.Store, s *keys.Sealer, f func(next *do
 			return err
 		}
 		next.NoteTaints(doc)
-		next.Format, next.By = document.Format, ""
+		next.Format, next.By = next.Needs(), ""
 		if data, err = next.Encode(s); err != nil {
 			return err
 		}

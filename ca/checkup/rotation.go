@@ -1,6 +1,7 @@
 package checkup
 
 import (
+	"math"
 	"strings"
 	"time"
 
@@ -99,6 +100,9 @@ func (s *State) judgeRotation() (all []Finding) {
 
 // patience is how long a phase may last without a word.
 func (r *Rotation) patience() time.Duration {
+	if r.Phase == string(document.PhaseIssue) { // of a migration: as long as an admin wants
+		return math.MaxInt64
+	}
 	if r.PhaseEstimate == nil {
 		return lateUnknown
 	}

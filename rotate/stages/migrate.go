@@ -45,6 +45,25 @@ func command(r *document.Rotation) string {
 	return "chancery rotate"
 }
 
+// Told says in words what a migration is, and who is issued the new domain, for the audit log.
+func Told(r *document.Rotation) string {
+	if r == nil || r.Migration == nil {
+		return "nothing"
+	}
+	return name(r) + ", issuing to " + strings.TrimSuffix(shareOf(r.Migration), ",")
+}
+
+// Presents names consumers that hold a certificate of the domain that a migration leaves, and says how many there are, where the phase
+// tells: in issue and reissue.
+func Presents(d *document.Document, td trust.Domain, e Evidence, now time.Time) (names []string, n uint64) {
+	v := look(d, td, e, now)
+	if v == nil || v.r.Migration == nil || len(v.goal.Leave) == 0 {
+		return nil, 0
+	}
+	behind := v.behind()
+	return v.words(behind), uint64(len(behind))
+}
+
 // migration checks where one would lead to.
 func migration(d *document.Document, td trust.Domain, t Target) (*document.Migration, error) {
 	if t.Domain.String() == "" {

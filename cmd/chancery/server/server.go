@@ -133,7 +133,7 @@ func (s *Server) openRotation() {
 		RootMaxAge: c.rotation.RootMaxAge, Blind: func() []string { return s.desk.Agents().NotEnforcing(time.Now()) }, Log: s.log, Logger: s.logger, Metrics: s.registry,
 	})
 	s.notes = adminsocket.NewNotes(s.log)
-	s.rotating = rotating.Open(rotating.DeskConfig{Domain: c.domain, Manager: s.rotation, ActorOf: adminsocket.ActorOf, Note: s.notes.Note})
+	s.rotating = rotating.Open(rotating.DeskConfig{Manager: s.rotation, ActorOf: adminsocket.ActorOf, Note: s.notes.Note})
 }
 
 // rootsFile is for agents that are new: missing on a server that is new on a shared store, and other roots after a rotation.

@@ -63,7 +63,7 @@ func TestBadRequestsAreRefused(t *testing.T) {
 		{"leaf", "", `"leaf" cannot be rotated`},
 		{"root", "policy", `reason "policy" is not known; it should be empty or compromised`},
 	} {
-		_, _, err := asked(&chanceryv1.StartRotationRequest{Kind: c.kind, Reason: c.reason})
+		_, err := asked(&chanceryv1.StartRotationRequest{Kind: c.kind, Reason: c.reason})
 		if status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%+v: %v", c, err)
 		}

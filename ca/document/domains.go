@@ -111,14 +111,6 @@ func (d *Document) Present(td trust.Domain) trust.Domain {
 	return d.Domains[key.String()].Present(key)
 }
 
-// DomainOf returns the trust domain that an authority vouches for. Present is its line's.
-func (a *Authority) DomainOf(present trust.Domain) trust.Domain {
-	if x, err := trust.ParseDomain(a.Domain); err == nil {
-		return x
-	}
-	return present
-}
-
 // DomainFor returns the trust domain in which an identity of a line gets its certificates now. Key is the line's.
 func (s *DomainState) DomainFor(key trust.Domain, id trust.ID) trust.Domain {
 	r, present := s.Rotation, s.Present(key)

@@ -1,7 +1,6 @@
 package document
 
 import (
-	"bytes"
 	"crypto/x509"
 	"fmt"
 	"slices"
@@ -103,25 +102,6 @@ func (d *Document) Promote(td trust.Domain, id string) error {
 	return nil
 }
 
-// Life returns since when an authority has been there, and how long it is of use from then on. Certificates are backdated: the life of a
-// short one would be half over when it begins (decision D20).
-func (a *Authority) Life() (begin time.Time, life time.Duration, _ error) {
-	cert, err := a.X509()
-	if err != nil {
-		return time.Time{}, 0, err
-	}
-	if begin = cert.NotBefore; a.Created.After(begin) && a.Created.Before(cert.NotAfter) {
-		begin = a.Created
-	}
-	return begin, cert.NotAfter.Sub(begin), nil
-}
-
-// Ended reports whether any certificate between an issuer and its root has ended, itself included. An ended root is another matter.
-func (a *Authority) Ended(now time.Time) bool {
-	chain, err := a.Certificates()
-	return err == nil && slices.ContainsFunc(chain, func(c *x509.Certificate) bool { return now.After(c.NotAfter) })
-}
-
 // Retired reports whether a certificate is that of an issuer that was replaced.
 func (s *DomainState) Retired(cert *x509.Certificate) bool {
 	return slices.ContainsFunc(s.Authorities, func(x Authority) bool {
@@ -151,29 +131,9 @@ func (s *DomainState) LastSigned(x *Authority) time.Time {
 func (s *DomainState) KeepCRLs(crls map[string][]byte) (changed bool) {
 	for i := range s.Authorities {
 		x := &s.Authorities[i]
-		if crl := crls[x.ID]; crl != nil && x.Kind == KindIssuer && isOf(crl, x) && !laterThan(x.CRL, crl) {
-			x.CRL, changed = crl, true
+		if crl := crls[x.ID]; crl != nil && x.Kind == KindIssuer && x.KeepCRL(crl) {
+			changed = true
 		}
 	}
 	return changed
-}
-
-// laterThan reports whether a stored CRL has the number of another, or a higher one.
-func laterThan(stored, crl []byte) bool {
-	have, err := x509.ParseRevocationList(stored)
-	if err != nil {
-		return false
-	}
-	list, err := x509.ParseRevocationList(crl)
-	return err == nil && bytes.Equal(have.RawIssuer, list.RawIssuer) && have.Number != nil && have.Number.Cmp(list.Number) >= 0
-}
-
-// isOf reports whether a CRL is of an issuer by this name; one key may have been certified under several.
-func isOf(crl []byte, x *Authority) bool {
-	cert, err := x.X509()
-	if err != nil {
-		return false
-	}
-	list, err := x509.ParseRevocationList(crl)
-	return err == nil && bytes.Equal(list.RawIssuer, cert.RawSubject)
 }

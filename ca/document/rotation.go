@@ -1,9 +1,6 @@
 package document
 
 import (
-	"bytes"
-	"crypto/x509"
-	"encoding/hex"
 	"slices"
 	"time"
 
@@ -156,31 +153,6 @@ func (s *DomainState) Hurried() []string {
 		return nil
 	}
 	return s.Leaving()
-}
-
-// RootID returns the ID of the root that an issuer is under; that of a root itself; empty if it cannot be told.
-func (a *Authority) RootID() string {
-	switch {
-	case a.Kind == KindRoot:
-		return a.ID
-	case a.Root != "":
-		return a.Root
-	}
-	chain, err := a.Certificates()
-	if err != nil { // of a version that did not note it
-		return ""
-	}
-	return RootOf(chain)
-}
-
-// RootOf returns the ID of the root above a chain, as its last certificate names it. One that names nobody and is its own issuer is the
-// root itself.
-func RootOf(chain []*x509.Certificate) string {
-	last := chain[len(chain)-1]
-	if len(last.AuthorityKeyId) == 0 && bytes.Equal(last.RawSubject, last.RawIssuer) {
-		return hex.EncodeToString(last.SubjectKeyId)
-	}
-	return hex.EncodeToString(last.AuthorityKeyId)
 }
 
 // Get returns an authority by ID; nil if there is none.

@@ -682,9 +682,10 @@ type SyncUpdate struct {
 	SignedBundle *SignedBundle `protobuf:"bytes,7,opt,name=signed_bundle,json=signedBundle,proto3" json:"signed_bundle,omitempty"`
 	// Absent if no SVID has to be replaced before its time.
 	Reissue *Reissue `protobuf:"bytes,8,opt,name=reissue,proto3" json:"reissue,omitempty"`
-	// Absent from servers that federate with nobody, or have no bundle key.
+	// Absent from servers that have no bundle key, and from older ones: then what was known before stands. Who federates with nobody says so.
 	Federation *SignedFederation `protobuf:"bytes,9,opt,name=federation,proto3" json:"federation,omitempty"`
-	// Of each service in the agent's last SyncRequest.services, in their order; absent while the server has not read the objects that say so.
+	// Of each service in the agent's last SyncRequest.services, in their order, whenever there is something new to say of one; what is said of
+	// none stands, as while the server has not read the objects that say so. An update of version 0 brings this alone.
 	Naming        []*ServiceIdentities `protobuf:"bytes,10,rep,name=naming,proto3" json:"naming,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

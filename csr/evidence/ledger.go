@@ -35,7 +35,10 @@ type Config struct {
 	// Served: a process of this replica before this one may have signed certificates, though it left no note.
 	Served bool
 	// Own returns the issuer (as in Leaf) and the end of the server's own certificate; an empty issuer if there is none. May be nil.
-	Own    func() (issuer string, notAfter time.Time)
+	Own func() (issuer string, notAfter time.Time)
+	// Kin reports whether the bundle has other trust domains of the same authority: who cannot read that is behind. It does not block. May
+	// be nil.
+	Kin    func() bool
 	Logger *slog.Logger // nil for none
 }
 

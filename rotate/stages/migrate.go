@@ -50,7 +50,7 @@ func Told(r *document.Rotation) string {
 	if r == nil || r.Migration == nil {
 		return "nothing"
 	}
-	return name(r) + ", issuing to " + strings.TrimSuffix(shareOf(r.Migration), ",")
+	return name(r) + ", issuing to " + shareOf(r.Migration)
 }
 
 // Presents names consumers that hold a certificate of the domain that a migration leaves, and says how many there are, where the phase
@@ -99,7 +99,7 @@ func shareOf(m *document.Migration) string {
 	case m.Share == 0:
 		return "identities of " + namespacesOf(m)
 	}
-	return fmt.Sprintf("%d %% of all identities, and those of %s,", m.Share, namespacesOf(m))
+	return fmt.Sprintf("%d %% of all identities, and those of %s", m.Share, namespacesOf(m))
 }
 
 func namespacesOf(m *document.Migration) string {
@@ -138,7 +138,7 @@ func Issue(d *document.Document, td trust.Domain, actor string, share *int, name
 		return err
 	}
 	if next.Share == m.Share && len(next.Namespaces) == len(m.Namespaces) {
-		return fmt.Errorf("%s issues to %s already", name(r), strings.TrimSuffix(shareOf(m), ","))
+		return fmt.Errorf("%s issues to %s already", name(r), shareOf(m))
 	}
 	r.Migration = next
 	return nil
@@ -152,7 +152,7 @@ func (v *view) share() Gate {
 	}
 	g := Gate{Name: GateShare, Have: uint64(m.Share), Want: All, Passed: m.Share >= All}
 	if !g.Passed {
-		g.Waiting = []string{fmt.Sprintf("%s get %s: `chancery trust migrate issue --share N` lets others follow, and with N = %d all do", strings.TrimSuffix(shareOf(m), ","), m.To, All)}
+		g.Waiting = []string{fmt.Sprintf("%s get %s: `chancery trust migrate issue --share N` lets others follow, and with N = %d all do", shareOf(m), m.To, All)}
 	}
 	return g
 }

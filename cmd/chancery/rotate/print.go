@@ -40,15 +40,18 @@ func printPlan(out io.Writer, format, flags string, q *chanceryv1.StartRotationR
 	} else {
 		l.add("A rotation of the %s would replace%s. Nothing has been changed.", p.Kind, authorities(p.FromRoot, p.FromIssuer))
 	}
+	aside := ""
 	for i, x := range p.Phases {
 		if l.add("%d. %-10s  %s", i+1, x.Phase, x.Does); x.Phase != phaseIssue || len(x.WaitsFor) == 0 {
 			l.add("   takes:      %s", between(x.Least, x.Most))
+		} else {
+			aside = ", phase issue aside"
 		}
 		for _, w := range x.WaitsFor {
 			l.add("   waits for:  %s", w)
 		}
 	}
-	l.add("In all: %s, if nobody pauses it and nobody stays behind for longer than a certificate lives.", between(p.Least, p.Most))
+	l.add("In all%s: %s, if nobody pauses it and nobody stays behind for longer than a certificate lives.", aside, between(p.Least, p.Most))
 	for _, n := range p.Notes {
 		l.add("Note: %s", n)
 	}

@@ -11,8 +11,10 @@ import (
 
 	"github.com/chancery-project/chancery/api/chanceryv1"
 	"github.com/chancery-project/chancery/ca/document"
+	"github.com/chancery-project/chancery/csr/agents"
 	"github.com/chancery-project/chancery/rotate/staged"
 	"github.com/chancery-project/chancery/rotate/stages"
+	"github.com/chancery-project/chancery/trust"
 )
 
 // TestLatestEnd: the end of the phase as its gates say, or as it was estimated, and all phases after it.
@@ -126,5 +128,15 @@ func TestMigrationRequests(t *testing.T) {
 	out := describe(&document.Rotation{Kind: document.KindRoot, Migration: &document.Migration{From: "old", To: "new", Share: 7, Namespaces: []string{"a"}}})
 	if out.GetFromDomain() != "old" || out.GetToDomain() != "new" || out.GetShare() != 7 || len(out.GetNamespaces()) != 1 {
 		t.Errorf("%v", out)
+	}
+}
+
+// TestFormerNames: an agent with many names is told in one line.
+func TestFormerNames(t *testing.T) {
+	uses := Former(func(d trust.Domain) ([]agents.Former, int) {
+		return []agents.Former{{Agent: "agent a", Names: []string{d.URI()}}, {Agent: "agent b", Names: []string{"1", "2", "3", "4", "5", "6", "7"}}}, 9
+	})(trust.Domain{})
+	if len(uses) != 2 || uses[0].Kind != "names" || uses[0].Who != "agent a" || uses[1].Detail != "its consumers ask for 1, 2, 3, 4, 5 and 2 more" || uses[1].Count != 9 {
+		t.Errorf("%+v", uses)
 	}
 }

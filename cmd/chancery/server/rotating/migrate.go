@@ -1,11 +1,16 @@
 package rotating
 
 import (
+	"fmt"
+	"strings"
+
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	"github.com/chancery-project/chancery/api/chanceryv1"
 	"github.com/chancery-project/chancery/ca/document"
+	"github.com/chancery-project/chancery/csr/agents"
+	"github.com/chancery-project/chancery/rotate/staged"
 	"github.com/chancery-project/chancery/rotate/stages"
 	"github.com/chancery-project/chancery/trust"
 )
@@ -33,4 +38,22 @@ func target(q *chanceryv1.StartRotationRequest) (*stages.Target, error) {
 		t.Share = 0
 	}
 	return t, nil
+}
+
+// maxNamed bounds the names of one agent that are told.
+const maxNamed = 5
+
+// Former says which agents' consumers ask for resources of a trust domain that is left, as a hub knows them.
+func Former(of func(trust.Domain) ([]agents.Former, int)) func(trust.Domain) []staged.Use {
+	return func(left trust.Domain) (all []staged.Use) {
+		some, n := of(left)
+		for _, f := range some {
+			names := strings.Join(f.Names[:min(len(f.Names), maxNamed)], ", ")
+			if more := len(f.Names) - maxNamed; more > 0 {
+				names += fmt.Sprintf(" and %d more", more)
+			}
+			all = append(all, staged.Use{Kind: "names", Who: f.Agent, Detail: "its consumers ask for " + names, Count: uint64(n)})
+		}
+		return all
+	}
 }

@@ -733,7 +733,7 @@ func TestForget(t *testing.T) {
 	if _, err := Open(t.Context(), lone); err == nil {
 		t.Error("a lost mark is not missed")
 	}
-	if err := Forget(t.Context(), lone, "unix:root", "b"); err != nil {
+	if err := replica.Forget(t.Context(), lone.Store, lone.Sealer, lone.Log, "unix:root", "b"); err != nil {
 		t.Fatal(err)
 	}
 	issue(t, open(t, lone))

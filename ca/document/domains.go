@@ -3,12 +3,14 @@ package document
 import (
 	"cmp"
 	"crypto/x509"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
+	"time"
 
 	"github.com/chancery-project/chancery/ca/document/line"
+	"github.com/chancery-project/chancery/ca/keys"
 	"github.com/chancery-project/chancery/trust"
 )
 
@@ -153,6 +155,40 @@ func (s *DomainState) Second() *Authority {
 	return nil
 }
 
+// NextSecond returns the issuer that is to follow Second, for the same trust domain; nil if there is none.
+func (s *DomainState) NextSecond() *Authority {
+	second := s.Second()
+	for i := range s.Authorities {
+		a := &s.Authorities[i]
+		if second != nil && a.Kind == KindIssuer && a.State == StatePrepared && a.ID != second.ID && a.RootID() == s.Rotation.ToRoot {
+			return a
+		}
+	}
+	return nil
+}
+
+// PrepareSecond adds an issuer that is to follow Second, and signs no certificate yet.
+func (d *Document) PrepareSecond(td trust.Domain, key Key, s *keys.Sealer, cert *x509.Certificate) error {
+	state := d.State(td)
+	if state.Second() == nil || RootOf([]*x509.Certificate{cert}) != state.Rotation.ToRoot {
+		return fmt.Errorf("no migration has a second issuer under root %s", RootOf([]*x509.Certificate{cert}))
+	}
+	return d.add(td, KindIssuer, StatePrepared, key, s, cert)
+}
+
+// PromoteSecond makes NextSecond what signs; the one before retires.
+func (d *Document) PromoteSecond(td trust.Domain, now time.Time) (*Authority, error) {
+	state := d.State(td)
+	next := state.NextSecond()
+	if next == nil {
+		return nil, errors.New("no issuer is prepared for the other trust domain of the migration")
+	}
+	was := state.Rotation.ToIssuer
+	state.Rotation.ToIssuer, next.Wanted = next.ID, false
+	state.Retire(KindIssuer, was, now)
+	return next, nil
+}
+
 // Become makes another trust domain the present one of a line. The one before is a former one from then on.
 func (s *DomainState) Become(key, to trust.Domain) {
 	was := s.Present(key)
@@ -229,53 +265,22 @@ func (d *Document) checkLines() error {
 }
 
 func (s *DomainState) checkLine() error {
-	if len(s.Former) > line.MaxFormer {
-		return fmt.Errorf("it was %d trust domains before; at most %d are read", len(s.Former), line.MaxFormer)
-	}
-	known := slices.Clone(s.Former)
-	if s.Domain != "" {
-		known = append(known, s.Domain)
-	}
-	for i, name := range known {
-		if _, err := trust.ParseDomain(name); err != nil {
-			return err
-		}
-		if slices.Contains(known[:i], name) {
-			return fmt.Errorf("%s occurs twice among what it is and was", name)
-		}
-	}
-	r := s.Rotation
+	is := line.Parts{Present: s.Domain, Former: s.Former}
 	for i := range s.Past {
-		if m := s.Past[i].Migration; m != nil {
-			if err := m.Check(); err != nil {
-				return err
-			}
-		}
+		is.Past = append(is.Past, s.Past[i].Migration)
 	}
-	switch {
-	case r != nil && r.Phase == PhaseIssue && r.Migration == nil:
-		return fmt.Errorf("rotation %.80q is in phase %s, which only a migration has", r.ID, r.Phase)
-	case r != nil && r.Migration != nil && r.Kind != KindRoot:
-		return fmt.Errorf("rotation %.80q is a migration of a %.40q; each trust domain has a root of its own (decision D10)", r.ID, r.Kind)
-	case r != nil && r.Migration != nil:
-		if err := r.Migration.Check(); err != nil {
-			return err
+	if r := s.Rotation; r != nil {
+		switch is.Migration = r.Migration; {
+		case r.Phase == PhaseIssue && r.Migration == nil:
+			return fmt.Errorf("rotation %.80q is in phase %s, which only a migration has", r.ID, r.Phase)
+		case r.Migration != nil && r.Kind != KindRoot:
+			return fmt.Errorf("rotation %.80q is a migration of a %.40q; each trust domain has a root of its own (decision D10)", r.ID, r.Kind)
 		}
-		known = append(known, r.Migration.From, r.Migration.To)
 	}
 	for i := range s.Authorities {
-		a := &s.Authorities[i]
-		if a.Domain == "" {
-			continue
-		}
-		if _, err := trust.ParseDomain(a.Domain); err != nil {
-			return fmt.Errorf("authority %.80q: %w", a.ID, err)
-		}
-		if !slices.Contains(known, a.Domain) {
-			return fmt.Errorf("authority %.80q is of trust domain %s, which is none of this line's (%s)", a.ID, a.Domain, strings.Join(known, ", "))
-		}
+		is.Authorities = append(is.Authorities, s.Authorities[i].Domain)
 	}
-	return nil
+	return is.Check()
 }
 
 // Bundle returns the roots that are trusted now: those of the line's present trust domain and, as kin, those of a migration's other one and

@@ -67,10 +67,10 @@ func (d *Document) Prepared(td trust.Domain) *Authority {
 	return nil
 }
 
-// isSuccessor reports whether an issuer is that of a rotation, or, of a migration, is to follow it under the same root.
+// isSuccessor reports whether an issuer is that of a rotation, or, of a migration in which both sign, is to follow it under the same root.
 func (s *DomainState) isSuccessor(a *Authority) bool {
 	r := s.Rotation
-	return r != nil && (a.ID == r.ToIssuer || r.Migration != nil && r.ToRoot != "" && a.RootID() == r.ToRoot)
+	return r != nil && (a.ID == r.ToIssuer || s.Second() != nil && a.RootID() == r.ToRoot)
 }
 
 // DropPrepared forgets issuers that have never signed a certificate, but for that of a rotation.

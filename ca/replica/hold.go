@@ -111,6 +111,7 @@ func Open(ctx context.Context, c Config) (*Hold, error) {
 	if err != nil {
 		return nil, err
 	}
+	h.config.Domain, _ = doc.Line(c.Domain) // what is authenticated by its name has that for ever
 	if err := h.checkMark(doc, data); err != nil {
 		return nil, err
 	}
@@ -145,6 +146,9 @@ func (h *Hold) LogID() uint32 { return h.logID.Load() }
 
 // Document returns the document in use. Callers must not change it.
 func (h *Hold) Document() *document.Document { return h.snapshot.Load() }
+
+// Domain returns the name of the line of trust domains that was opened, by whichever of its names.
+func (h *Hold) Domain() trust.Domain { return h.config.Domain }
 
 // Changed is signalled after each change of the document, but for quiet ones of this replica.
 func (h *Hold) Changed() <-chan struct{} { return h.changed }

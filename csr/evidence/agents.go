@@ -108,9 +108,9 @@ func (l *Ledger) Open(identity, place, remote string) *Stream {
 // Say takes over what the agent says now, all of it; m is nil from one that keeps no table, of which nothing is known. It has passed Check.
 func (s *Stream) Say(m *chanceryv1.ConsumersState) error {
 	l := s.ledger
-	consumer := hash("agent without a table", s.identity, s.place)
+	consumer := hash("agent without a table", s.ledger.same(s.identity), s.place)
 	if m != nil {
-		consumer = Agent(s.identity, m.GetAgent())
+		consumer = Agent(s.ledger.same(s.identity), m.GetAgent())
 	}
 	if s.consumer != 0 && s.consumer != consumer { // it lost its table; what it said before stands
 		s.Close()

@@ -9,6 +9,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/chancery-project/chancery/trust"
 )
@@ -82,4 +83,49 @@ func (m *Migration) Clone() *Migration {
 	n := *m
 	n.Namespaces = slices.Clone(m.Namespaces)
 	return &n
+}
+
+// Parts are what a document says of a line.
+type Parts struct {
+	Present     string // empty: the line's first
+	Former      []string
+	Migration   *Migration   // under way; nil: none
+	Past        []*Migration // nil: not of a migration
+	Authorities []string     // the trust domain of each; empty: the present one
+}
+
+// Check says what is wrong with a line.
+func (p *Parts) Check() error {
+	if len(p.Former) > MaxFormer {
+		return fmt.Errorf("it was %d trust domains before; at most %d are read", len(p.Former), MaxFormer)
+	}
+	known := slices.Clone(p.Former)
+	if p.Present != "" {
+		known = append(known, p.Present)
+	}
+	for i, name := range known {
+		if _, err := trust.ParseDomain(name); err != nil {
+			return err
+		}
+		if slices.Contains(known[:i], name) {
+			return fmt.Errorf("%s occurs twice among what it is and was", name)
+		}
+	}
+	for _, m := range append([]*Migration{p.Migration}, p.Past...) {
+		if m == nil {
+			continue
+		}
+		if err := m.Check(); err != nil {
+			return err
+		}
+	}
+	if p.Migration != nil {
+		known = append(known, p.Migration.From, p.Migration.To)
+	}
+	for _, name := range p.Authorities {
+		if name != "" && !slices.Contains(known, name) {
+			return fmt.Errorf("an authority is of trust domain %.80q, which is none of this line's (%s)", name, strings.Join(known, ", "))
+		}
+	}
+	return nil
 }

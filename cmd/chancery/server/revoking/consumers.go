@@ -26,7 +26,7 @@ func (d Desk) Consumers() *evidence.Ledger { return d.ledger }
 func (d *Desk) consumers() evidence.Config {
 	c := evidence.Config{
 		Board: d.config.Board, Life: ca.DefaultTTL, MaxLife: ca.DefaultMaxTTL, Logger: d.config.Logger,
-		Served: !d.config.Authority.First(),
+		Served: !d.config.Authority.First(), Line: d.config.Authority.Domain(),
 	}
 	if p := d.config.Profile; p != nil {
 		c.Life, c.MaxLife = p.DefaultTTL(), p.MaxTTL()

@@ -52,7 +52,7 @@ func (m *Manager) outline(doc *document.Document, q Asked, now time.Time) (Plan,
 	if kind != document.KindRoot && kind != document.KindIssuer {
 		return Plan{}, fmt.Errorf("what is rotated is %q or %q, not %.40q", document.KindRoot, document.KindIssuer, kind)
 	}
-	if err := m.refusal(kind, reason); err != nil {
+	if err := m.refusal(q); err != nil {
 		return Plan{}, err
 	}
 	issuer, err := doc.Active(c.Domain, document.KindIssuer)

@@ -49,7 +49,7 @@ func (m *Manager) start(ctx context.Context, change changer, q stages.Request, a
 		}
 		return also(d)
 	}
-	if err := m.refusal(q.Kind, q.Reason); err != nil {
+	if err := m.refusal(Asked{q.Kind, q.Reason, q.Migrate}); err != nil {
 		return err
 	}
 	tried := c.Authority.Document().Clone()
@@ -74,14 +74,17 @@ func (m *Manager) start(ctx context.Context, change changer, q stages.Request, a
 }
 
 // refusal says why a rotation cannot be made here, and what to do instead.
-func (m *Manager) refusal(kind document.AuthorityKind, reason document.Reason) error {
-	if reason == document.ReasonCompromised {
-		kind = document.KindRoot
+func (m *Manager) refusal(q Asked) error {
+	if q.Reason == document.ReasonCompromised {
+		q.Kind = document.KindRoot
 	}
-	if reason == document.ReasonFiles || kind != document.KindRoot && kind != document.KindIssuer {
+	switch {
+	case q.Reason == document.ReasonFiles || q.Kind != document.KindRoot && q.Kind != document.KindIssuer:
 		return nil
+	case q.Migrate != nil:
+		return m.config.Authority.Migratable()
 	}
-	return m.config.Authority.Rotatable(kind)
+	return m.config.Authority.Rotatable(q.Kind)
 }
 
 // Change is what an admin changes in a rotation that is under way.

@@ -31,7 +31,7 @@ import (
 	"github.com/chancery-project/chancery/cmd/chancery/state"
 	"github.com/chancery-project/chancery/cmd/chancery/status"
 	"github.com/chancery-project/chancery/cmd/chancery/svid"
-	"github.com/chancery-project/chancery/cmd/chancery/trust/migrate"
+	"github.com/chancery-project/chancery/cmd/chancery/trust"
 )
 
 func main() {
@@ -78,16 +78,9 @@ func newRoot() *cobra.Command {
 	authority.AddCommand(ceremony.Command(), ceremony.ImportCommand())
 	root.AddCommand(server.Command(), agent.Command(), dev.Command(), authority,
 		svid.Command(agent.DefaultSocket, dev.DefaultSocket()), inspect.Command(), log.Command(), revoke.Command(), revoke.RestoreCommand(),
-		rotate.Command(dev.DefaultAdmin()), trustCommand(),
+		rotate.Command(dev.DefaultAdmin()), trust.Command(dev.DefaultAdmin()),
 		status.Command(), doctor.Command(), state.Command(), replica.Command())
 	return root
-}
-
-// trustCommand is the parent of what is about trust domains.
-func trustCommand() *cobra.Command {
-	cmd := &cobra.Command{Use: "trust", Short: "Look after trust domains", Args: process.Group, RunE: process.Help}
-	cmd.AddCommand(migrate.Command(dev.DefaultAdmin()))
-	return cmd
 }
 
 // version says which module version and commit this binary was built from, as far as the build knows. info may be nil.

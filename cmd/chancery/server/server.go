@@ -31,6 +31,7 @@ import (
 	"github.com/chancery-project/chancery/cmd/chancery/server/adminsocket"
 	"github.com/chancery-project/chancery/cmd/chancery/server/answering"
 	"github.com/chancery-project/chancery/cmd/chancery/server/clusters"
+	"github.com/chancery-project/chancery/cmd/chancery/server/federating"
 	"github.com/chancery-project/chancery/cmd/chancery/server/issuance"
 	"github.com/chancery-project/chancery/cmd/chancery/server/keystore"
 	"github.com/chancery-project/chancery/cmd/chancery/server/parents"
@@ -46,33 +47,34 @@ import (
 
 // Server is all that `chancery server` runs. Open makes it, Listen and Run use it, Close ends it.
 type Server struct {
-	settings  *Settings
-	logger    *slog.Logger
-	log       *audit.Log
-	issuance  *issuelog.Log // nil without one
-	store     store.Store
-	sealer    *keys.Sealer
-	keys      keystore.Store // nil if keys lie sealed in the state
-	health    *keys.Health
-	authority *authority.Keeper
-	board     *board.Board // where it tells others on the store how it is
-	replicas  *replicas.Desk
-	desk      *revoking.Desk
-	rotation  *staged.Manager
-	rotating  *rotating.Desk
-	notes     *adminsocket.Notes
-	parent    *parents.Renewer // nil without one
-	clusters  []*clusters.Cluster
-	sampler   *ca.Sampler
-	requests  *csr.Metrics
-	report    *report.Reporter
-	keeper    *rotate.Keeper // of the server's own certificate
-	grpc      *csr.Server
-	registry  *prometheus.Registry
-	wasReady  atomic.Bool  // once since the start
-	listener  net.Listener // set by Listen
-	metrics   net.Listener // set by Listen
-	admin     net.Listener // set by Listen
+	settings   *Settings
+	logger     *slog.Logger
+	log        *audit.Log
+	issuance   *issuelog.Log // nil without one
+	store      store.Store
+	sealer     *keys.Sealer
+	keys       keystore.Store // nil if keys lie sealed in the state
+	health     *keys.Health
+	authority  *authority.Keeper
+	board      *board.Board // where it tells others on the store how it is
+	replicas   *replicas.Desk
+	desk       *revoking.Desk
+	rotation   *staged.Manager
+	rotating   *rotating.Desk
+	federation *federating.Desk
+	notes      *adminsocket.Notes
+	parent     *parents.Renewer // nil without one
+	clusters   []*clusters.Cluster
+	sampler    *ca.Sampler
+	requests   *csr.Metrics
+	report     *report.Reporter
+	keeper     *rotate.Keeper // of the server's own certificate
+	grpc       *csr.Server
+	registry   *prometheus.Registry
+	wasReady   atomic.Bool  // once since the start
+	listener   net.Listener // set by Listen
+	metrics    net.Listener // set by Listen
+	admin      net.Listener // set by Listen
 }
 
 // Open puts a server together. What it cannot work without is an error here, before anything listens; what is wrong in
@@ -100,6 +102,9 @@ func Open(ctx context.Context, settings *Settings, logger *slog.Logger) (_ *Serv
 		ActorOf: adminsocket.ActorOf, Own: s.ownSerial, Leaf: s.ownLeaf, Profile: settings.profile, Logger: logger, Metrics: s.registry,
 	})
 	s.openRotation()
+	if err := s.openFederation(); err != nil {
+		return nil, settings.wrong(err)
+	}
 	s.replicas = replicas.Open(replicas.Config{Place: settings.place, Authority: s.authority, Board: s.board, Log: s.log, ActorOf: adminsocket.ActorOf, Metrics: s.registry})
 	s.sampler = newSampler(s.registry, logger)
 	s.requests = csr.NewMetrics(s.registry)
@@ -134,6 +139,15 @@ func (s *Server) openRotation() {
 	})
 	s.notes = adminsocket.NewNotes(s.log)
 	s.rotating = rotating.Open(rotating.DeskConfig{Manager: s.rotation, ActorOf: adminsocket.ActorOf, Note: s.notes.Note})
+}
+
+// openFederation comes after the notes of who reads what.
+func (s *Server) openFederation() (err error) {
+	c := s.settings
+	s.federation, err = federating.Open(federating.Config{
+		Place: c.federation, Domain: c.domain, Authority: s.authority, Log: s.log, Own: s.own, ActorOf: adminsocket.ActorOf, Note: s.notes.Note, Logger: s.logger, Metrics: s.registry,
+	})
+	return err
 }
 
 // rootsFile is for agents that are new: missing on a server that is new on a shared store, and other roots after a rotation.
@@ -327,6 +341,9 @@ func (s *Server) Listen() (listen, metrics net.Addr, err error) {
 	if s.admin, err = adminsocket.Listen(s.settings.AdminSocket()); err != nil {
 		return nil, nil, err
 	}
+	if err := s.federation.Listen(); err != nil {
+		return nil, nil, s.settings.wrong(err)
+	}
 	return s.listener.Addr(), s.metrics.Addr(), nil
 }
 
@@ -344,6 +361,7 @@ func (s *Server) Run(told context.Context, started func()) error {
 	g.Go(func() error { return s.rotation.Run(ctx) })
 	g.Go(func() error { return s.rootsFile().Run(ctx) })
 	g.Go(func() error { return s.replicas.Run(ctx) })
+	g.Go(func() error { return s.federation.Run(ctx) })
 	g.Go(func() error {
 		return s.store.Watch(ctx, func() {
 			s.authority.Wake()
@@ -380,7 +398,7 @@ func (s *Server) Run(told context.Context, started func()) error {
 
 // service answers admins.
 func (s *Server) service() answering.Service {
-	return answering.Service{Desk: *s.desk, Rotations: s.rotating, Authority: s.authority, Log: s.log, Report: s.report, Replicas: s.replicas, Export: s.exporter().Export}
+	return answering.Service{Desk: *s.desk, Rotations: s.rotating, Federation: s.federation, Authority: s.authority, Log: s.log, Report: s.report, Replicas: s.replicas, Export: s.exporter().Export}
 }
 
 func (s *Server) exporter() answering.Exporter {
@@ -405,7 +423,7 @@ func (r *reasons) told(err error, now time.Time) { r.last, r.next = err.Error(),
 
 // watchReady keeps gRPC health in step with readiness and writes the address file.
 func (s *Server) watchReady(ctx context.Context, started func()) error {
-	addrs := fmt.Sprintf("listen=%s\nmetrics=%s\n", s.listener.Addr(), s.metrics.Addr())
+	addrs := fmt.Sprintf("%slisten=%s\nmetrics=%s\n", s.federation.AddrLine(), s.listener.Addr(), s.metrics.Addr())
 	if err := process.WriteAddrFile(s.settings.AddrFile, addrs); err != nil {
 		return err
 	}
@@ -486,6 +504,7 @@ func (s *Server) Close() {
 			l.Close()
 		}
 	}
+	s.federation.Close()
 	if s.log != nil {
 		s.log.Close()
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/chancery-project/chancery/cmd/chancery/server/admission"
 	"github.com/chancery-project/chancery/cmd/chancery/server/clusters"
 	"github.com/chancery-project/chancery/cmd/chancery/server/connections"
+	"github.com/chancery-project/chancery/cmd/chancery/server/federating"
 	"github.com/chancery-project/chancery/cmd/chancery/server/keystore"
 	"github.com/chancery-project/chancery/cmd/chancery/server/lifetimes"
 	"github.com/chancery-project/chancery/cmd/chancery/server/names"
@@ -43,6 +44,7 @@ type Settings struct {
 	ips         []netip.Addr
 	clusters    *clusters.Clusters
 	place       *stores.Place // where the state lies
+	federation  *federating.Place
 }
 
 // Load reads a config file.
@@ -104,7 +106,10 @@ func (s *Settings) parse() (err error) {
 	if s.lifetimes, err = lifetimes.Parse(s.Lifetimes, s.profile.DefaultTTL()); err != nil {
 		return err
 	}
-	if s.rotation, err = rotating.Parse(s.Rotation, s.profile.MaxTTL(), s.lifetimes.Root, s.Issuer != nil || s.Parent != nil); err != nil {
+	if s.federation, err = federating.Parse(s.Federation, s.BundleEndpoint, s.domain, nil); err != nil {
+		return err
+	}
+	if s.rotation, err = rotating.Parse(s.Rotation.AtLeast(s.federation.Readers()), s.profile.MaxTTL(), s.lifetimes.Root, s.Issuer != nil || s.Parent != nil); err != nil {
 		return err
 	}
 	if s.admission, err = admission.Parse(s.Admission); err != nil {
@@ -188,6 +193,7 @@ func (s *Settings) checkFiles() error {
 		read = append(read, process.File{Field: fmt.Sprintf("clusters[%d].jwksFile", i), Path: c.JWKSFile},
 			process.File{Field: fmt.Sprintf("clusters[%d].kubeconfig", i), Path: c.Kubeconfig})
 	}
+	read = append(read, s.federation.Files()...)
 	for _, path := range s.Parent.Paths() {
 		read = append(read, process.File{Field: "a file of parent", Path: *path})
 	}

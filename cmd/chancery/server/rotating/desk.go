@@ -296,6 +296,9 @@ func (e *estimate) latest() (time.Time, bool) {
 	if i < 0 || r.Paused != nil {
 		return time.Time{}, false
 	}
+	if at := e.index(document.PhaseIssue); at >= i && r.Migration != nil && r.Migration.Share < stages.All { // an admin says when
+		return time.Time{}, false
+	}
 	end := e.now
 	for _, g := range e.status.Gates {
 		switch {

@@ -248,7 +248,7 @@ func describe(b *spiffebundle.Bundle) string {
 	if b.HasSequence {
 		number = fmt.Sprintf("sequence %d", b.Sequence)
 	}
-	return fmt.Sprintf("bundle of %s with %s and %d roots", b.Domain, number, len(b.Roots))
+	return fmt.Sprintf("bundle of %s, %s, roots %d", b.Domain, number, len(b.Roots))
 }
 
 // dropLeft drops bundles that came from an endpoint and whose relationship the config names no more. What an admin imported stays until an

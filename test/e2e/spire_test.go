@@ -3,9 +3,6 @@ package e2e
 import (
 	"context"
 	"crypto"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
@@ -26,8 +23,7 @@ import (
 	"github.com/spiffe/go-spiffe/v2/spiffeid"
 	"github.com/spiffe/go-spiffe/v2/spiffetls/tlsconfig"
 	"github.com/spiffe/go-spiffe/v2/svid/x509svid"
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials"
+	"github.com/spiffe/go-spiffe/v2/workloadapi"
 
 	"github.com/chancery-project/chancery/trust"
 	"github.com/chancery-project/chancery/trust/mtls"
@@ -208,13 +204,14 @@ func mustDomain(t testing.TB, name string) trust.Domain {
 	return td
 }
 
-// federated are two authorities with a workload each: ours serves, by trust/mtls, SPIRE's calls, by go-spiffe. Each side has the other's roots from its own
-// authority, which fetched them.
+// federated are two authorities with a workload each: ours serves, by trust/mtls with what its agent's Workload API brings; SPIRE's calls, by go-spiffe with what
+// SPIRE has of us. So each trusts the other by what its own authority fetched.
 type federated struct {
 	t      *testing.T
 	server *Server
 	spire  *spire
-	ask    Ask
+	pod    Pod
+	token  string
 
 	webRoots, webCA string // with https_web: the file of those that vouch for SPIRE's endpoint, at first another CA's; and who does
 
@@ -238,70 +235,74 @@ func (f *federated) own() *trust.Identity {
 	return f.svid
 }
 
-// learn reads what our authority says of both trust domains, and judges open connections by it.
-func (f *federated) learn() {
-	f.t.Helper()
+// OnX509ContextUpdate is what our workload is told by its agent.
+func (f *federated) OnX509ContextUpdate(c *workloadapi.X509Context) {
 	bundles := map[trust.Domain]*trust.Bundle{}
-	for _, name := range []string{trustDomain, spireDomain} {
-		out, stderr, err := Run(f.t, "", "trust", "export", name, "-c", f.server.Config)
-		if err != nil && name == spireDomain {
-			f.t.Logf("trust export %s: %s", name, strings.TrimSpace(stderr))
-			continue
+	for _, b := range c.Bundles.Bundles() {
+		td, err := trust.ParseDomain(b.TrustDomain().Name())
+		if err == nil {
+			bundles[td], err = trust.NewBundle(td, 0, b.X509Authorities())
 		}
-		td := mustDomain(f.t, name)
-		b, err := own.Parse(td, []byte(out))
 		if err != nil {
-			f.t.Fatalf("%v in %s", err, out)
-		}
-		if bundles[td], err = b.Trust(); err != nil {
-			f.t.Fatal(err)
+			f.t.Errorf("the agent's bundles: %v", err)
+			return
 		}
 	}
+	svid := c.DefaultSVID()
+	id, err := trust.LeafID(svid.Certificates[0])
+	if err != nil {
+		f.t.Errorf("the agent's SVID: %v", err)
+		return
+	}
+	identity, err := trust.NewIdentity(id, svid.Certificates, svid.PrivateKey, bundles[id.Domain()], time.Now())
+	if err != nil {
+		f.t.Errorf("the agent's SVID: %v", err)
+		return
+	}
 	f.mu.Lock()
-	f.bundles = bundles
+	f.svid, f.bundles = identity, bundles
 	f.mu.Unlock()
 	f.api.Recheck()
 }
 
-// issue gets our workload a new SVID, by its token, and shows the one before, if there is one. The answered chain ends with its root.
-func (f *federated) issue() *trust.Identity {
+// OnX509ContextWatchError is told when the agent has nothing yet.
+func (f *federated) OnX509ContextWatchError(error) {}
+
+// startWorkload starts an agent, and follows it.
+func (f *federated) startWorkload() {
 	f.t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	a := StartAgent(f.t, f.server, AgentConfig{Pod: f.pod, Token: f.token, TTL: 30 * time.Second}) // renews each 15 s or so, also from one root to the next
+	client, err := workloadapi.New(f.t.Context(), workloadapi.WithAddr("unix://"+a.Socket))
 	if err != nil {
 		f.t.Fatal(err)
 	}
-	der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{}, key)
-	if err != nil {
-		f.t.Fatal(err)
-	}
-	ask := f.ask
-	ask.CSR = csrPEM(der)
-	server := trust.SystemID(mustDomain(f.t, trustDomain), "server")
-	conn, err := grpc.NewClient(f.server.Listen, grpc.WithTransportCredentials(credentials.NewTLS(trust.ClientTLS(server, f.bundleOf, f.own))))
-	if err != nil {
-		f.t.Fatal(err)
-	}
-	defer conn.Close()
-	answer, err := ask.Create(f.t.Context(), conn)
-	if err != nil {
-		f.t.Fatal(err)
-	}
-	chain, err := parseCerts([]byte(strings.Join(answer, "\n")))
-	if err != nil {
-		f.t.Fatal(err)
-	}
-	id, err := trust.LeafID(chain[0])
-	if err != nil {
-		f.t.Fatal(err)
-	}
-	svid, err := trust.NewIdentity(id, chain[:len(chain)-1], key, f.bundleOf(id.Domain()), time.Now())
-	if err != nil {
-		f.t.Fatal(err)
-	}
-	f.mu.Lock()
-	f.svid = svid
-	f.mu.Unlock()
-	return svid
+	ctx, cancel := context.WithCancel(f.t.Context())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		client.WatchX509Context(ctx, f)
+	}()
+	f.t.Cleanup(func() {
+		cancel()
+		<-ended
+		client.Close()
+	})
+	f.knows(trustDomain, 1)
+}
+
+// knows waits until our workload has so many roots of a trust domain.
+func (f *federated) knows(name string, roots int) {
+	f.t.Helper()
+	Eventually(f.t, time.Minute, fmt.Sprintf("our workload has %d roots of %s", roots, name), func() error {
+		n := 0
+		if b := f.bundleOf(mustDomain(f.t, name)); b != nil {
+			n = len(b.Roots())
+		}
+		if n != roots {
+			return fmt.Errorf("it has %d", n)
+		}
+		return nil
+	})
 }
 
 // root returns the root of our workload's SVID.
@@ -475,8 +476,8 @@ func newFederated(t *testing.T, profile string) *federated {
 	cfg.Federation = []map[string]any{relation}
 
 	k := SharedKube(t)
-	pod := k.RunPod(t, k.Namespace(t, "federation"), "api", "api-1", "node-a")
-	f.ask = Ask{Token: k.BoundToken(t, pod, time.Hour, audience)}
+	f.pod = k.RunPod(t, k.Namespace(t, "federation"), "api", "api-1", "node-a")
+	f.token = k.BoundToken(t, f.pod, time.Hour, audience)
 	cfg.Clusters = []clusterYAML{k.StaticCluster(t)}
 	f.server = NewServer(t, cfg)
 	f.serve()
@@ -489,8 +490,7 @@ func (f *federated) begins(profile string) {
 	web := f.spire.mint("/web")
 	f.server.Start(t)
 	f.server.WaitReady(t)
-	f.learn()
-	f.issue()
+	f.startWorkload()
 	if f.bundleOf(mustDomain(t, spireDomain)) != nil {
 		t.Fatal("there is a bundle of SPIRE's before anybody federated")
 	}
@@ -506,7 +506,7 @@ func (f *federated) begins(profile string) {
 		writeFile(t, f.webRoots, f.webCA, 0o600) // read for each fetch
 	}
 	f.chancery("trust", "refresh", spireDomain)
-	f.learn()
+	f.knows(spireDomain, 1)
 
 	if _, err := f.call(web); err == nil {
 		t.Fatal("SPIRE's workload trusts ours, before SPIRE federates")
@@ -554,10 +554,7 @@ func (f *federated) spireRotates() {
 	f.spire.run("localauthority", "x509", "prepare")
 	next := f.spire.authority("prepared")
 	f.chancery("trust", "refresh", spireDomain)
-	f.learn()
-	if n := len(f.bundleOf(mustDomain(t, spireDomain)).Roots()); n != 2 {
-		t.Fatalf("%d roots of SPIRE's are known; want the prepared one, too", n)
-	}
+	f.knows(spireDomain, 2)
 	f.spire.run("localauthority", "x509", "activate", "-authorityID", next)
 	renewed := f.spire.mint("/web")
 	f.accepted("SPIRE's new authority", renewed)
@@ -566,19 +563,20 @@ func (f *federated) spireRotates() {
 	f.spire.run("localauthority", "x509", "taint", "-authorityID", before)
 	f.spire.run("localauthority", "x509", "revoke", "-authorityID", before)
 	// Its endpoint shows an SVID of the new authority by now, which the bundle of before verifies.
-	Eventually(t, 30*time.Second, "our server has one root of SPIRE's", func() error {
-		if _, stderr, err := Run(t, "", "trust", "refresh", spireDomain, "-c", f.server.Config); err != nil {
+	Eventually(t, 30*time.Second, "our server fetches SPIRE's bundle", func() error {
+		_, stderr, err := Run(t, "", "trust", "refresh", spireDomain, "-c", f.server.Config)
+		if err != nil {
 			return errors.New(stderr)
-		}
-		f.learn()
-		if n := len(f.bundleOf(mustDomain(t, spireDomain)).Roots()); n != 1 {
-			return fmt.Errorf("there are %d", n)
 		}
 		return nil
 	})
-	if err := echoes(open); err == nil {
-		t.Error("a connection under the revoked authority is open")
-	}
+	f.knows(spireDomain, 1)
+	Eventually(t, 10*time.Second, "the connection under the revoked authority ends", func() error {
+		if echoes(open) == nil {
+			return errors.New("it is open")
+		}
+		return nil
+	})
 	f.refused("SPIRE's revoked authority", f.anyway(old))
 	f.accepted("after SPIRE's rotation", renewed)
 }
@@ -589,29 +587,23 @@ func (f *federated) weRotate() {
 	web := f.spire.mint("/web")
 	before := f.root()
 	f.chancery("rotate", "start", "--root")
-	status := func(want string) {
-		t.Helper()
-		Eventually(t, time.Minute, "the rotation says "+want, func() error {
-			if out := f.chancery("rotate", "status"); !strings.Contains(out, want) {
-				return errors.New(out)
-			}
-			return nil
-		})
-	}
-	status("readers") // for those who federate: five times the refresh hint
+	Eventually(t, time.Minute, "the rotation waits for those who federate", func() error {
+		if out := f.chancery("rotate", "status"); !strings.Contains(out, "readers") { // for five times the refresh hint
+			return errors.New(out)
+		}
+		return nil
+	})
 	f.spireRefreshes(2)
+	f.knows(trustDomain, 2)
 	f.chancery("rotate", "override", "readers", "--because", "the one who federates has it")
-	f.learn()
-	f.issue() // with both roots; that a client without an agent took them would show when it renews, in half an hour
-	f.chancery("rotate", "override", "consumers", "--because", "the workload has both roots")
-	status("now   reissue")
-	f.learn()
-	f.issue()
-	if f.root().Equal(before) {
-		t.Fatal("our workload's SVID is under the old root")
-	}
+	Eventually(t, time.Minute, "our workload has an SVID under the new root", func() error {
+		if f.root().Equal(before) {
+			return errors.New(f.chancery("rotate", "status"))
+		}
+		return nil
+	})
 	f.accepted("our new root", web)
-	if f.bundleOf(mustDomain(t, trustDomain)).HasRoot(before) == false {
+	if !f.bundleOf(mustDomain(t, trustDomain)).HasRoot(before) {
 		t.Error("the old root has left before its SVIDs have")
 	}
 	f.spireRefreshes(2) // the endpoint shows an SVID under the new root

@@ -111,7 +111,7 @@ func TestOurTroubleIsNotFailed(t *testing.T) {
 func TestPodThatIsGone(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	w.drives.Store(false)
+	w.letGo()
 	p := w.pod("web-1")
 	asked := w.ask(p, stub(newKey()))
 	now := int64(0)

@@ -91,7 +91,7 @@ func TestRightsThatLack(t *testing.T) {
 func TestOnlyTheDriverSigns(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	w.drives.Store(false)
+	w.letGo()
 	p := w.pod("web-1")
 	asked := w.ask(p, stub(newKey()))
 	time.Sleep(2 * time.Second) // it looks once a second whether it drives
@@ -105,8 +105,14 @@ func TestOnlyTheDriverSigns(t *testing.T) {
 	}
 	w.drives.Store(true)
 	w.settled(asked, "Issued")
+	w.letGo()
+}
+
+// letGo ends this replica's driving, and waits until it works on nothing.
+func (w *world) letGo() {
+	w.t.Helper()
 	w.drives.Store(false)
-	process.Eventually(t, 20*time.Second, "it lets go", func() error {
+	process.Eventually(w.t, 20*time.Second, "it lets go", func() error {
 		for _, l := range w.controller.lines {
 			if l.watch.Err() == nil {
 				return errors.New("it follows requests")
@@ -162,7 +168,7 @@ func TestBurstOfANode(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	p := w.pod("web-1")
-	w.drives.Store(false)
+	w.letGo()
 	const many = 110
 	var asked []*certificatesv1.PodCertificateRequest
 	for range many {

@@ -27,6 +27,7 @@ import (
 func Group(cfg *rest.Config, client *http.Client, scheme *runtime.Scheme, gv schema.GroupVersion) (*rest.RESTClient, error) {
 	c := rest.CopyConfig(cfg)
 	c.QPS, c.GroupVersion, c.APIPath = -1, &gv, "/apis"
+	c.WarningHandler = rest.NoWarnings{} // they would go to standard error, past our log
 	if gv.Group == "" {
 		c.APIPath = "/api"
 	}

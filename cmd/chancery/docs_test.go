@@ -16,7 +16,7 @@ import (
 )
 
 // configFiles are the files whose structs make up the config files.
-var configFiles = []string{"server/config.go", "server/stores/config.go", "../../ca/store/kube/kube.go", "../../ca/store/postgres/config.go", "server/clusters/config.go", "server/keystore/keystore.go", "server/lifetimes/lifetimes.go", "server/parents/config.go", "server/rotating/config.go", "server/admission/admission.go", "server/connections/connections.go", "agent/config.go", "../../ca/profile.go"}
+var configFiles = []string{"server/config.go", "server/stores/config.go", "../../ca/store/kube/kube.go", "../../ca/store/postgres/config.go", "server/clusters/config.go", "server/keystore/keystore.go", "server/lifetimes/lifetimes.go", "server/parents/config.go", "server/rotating/config.go", "server/admission/admission.go", "server/connections/connections.go", "server/signing/config.go", "server/publishing/config.go", "agent/config.go", "../../ca/profile.go"}
 
 // yamlField is one field of a config struct.
 type yamlField struct{ owner, name, doc string }

@@ -16,6 +16,7 @@ import (
 
 	"github.com/chancery-project/chancery/ca"
 	"github.com/chancery-project/chancery/ca/audit"
+	"github.com/chancery-project/chancery/csr"
 	"github.com/chancery-project/chancery/csr/pkcs10"
 	"github.com/chancery-project/chancery/trust"
 )
@@ -68,7 +69,7 @@ func (s *Signer) named(ctx context.Context, n Named, who audit.Requester) (_ *Si
 		ttl = max(ttl, ca.MinTTL)
 	}
 	signed, r := s.sign(ctx, order{id: id, exact: true, key: req.PublicKey, ttl: ttl, root: s.config.Root, requester: who, node: s.config.Cluster})
-	if r != nil && r.Reason == "IDENTITY_NOT_ALLOWED" { // such as another trust domain: the request will always ask for it
+	if r != nil && r.Reason == csr.ReasonIdentity { // such as another trust domain: the request will always ask for it
 		r = never(ReasonNames, "%s", r.Detail)
 	}
 	return signed, id.String(), r

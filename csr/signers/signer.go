@@ -125,6 +125,8 @@ func (s *Signer) sign(ctx context.Context, o order) (*Signed, *Refusal) {
 	})
 	defer shared.Leave()
 	switch {
+	case errors.Is(err, ca.ErrName):
+		return nil, refusal(err)
 	case err != nil:
 		return nil, later(csr.ReasonNotReady, "%v", err)
 	case o.exact && id != o.id:

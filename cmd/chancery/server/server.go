@@ -34,10 +34,12 @@ import (
 	"github.com/chancery-project/chancery/cmd/chancery/server/issuance"
 	"github.com/chancery-project/chancery/cmd/chancery/server/keystore"
 	"github.com/chancery-project/chancery/cmd/chancery/server/parents"
+	"github.com/chancery-project/chancery/cmd/chancery/server/publishing"
 	"github.com/chancery-project/chancery/cmd/chancery/server/replicas"
 	"github.com/chancery-project/chancery/cmd/chancery/server/report"
 	"github.com/chancery-project/chancery/cmd/chancery/server/revoking"
 	"github.com/chancery-project/chancery/cmd/chancery/server/rotating"
+	"github.com/chancery-project/chancery/cmd/chancery/server/signing"
 	"github.com/chancery-project/chancery/csr"
 	"github.com/chancery-project/chancery/rotate"
 	"github.com/chancery-project/chancery/rotate/staged"
@@ -63,6 +65,8 @@ type Server struct {
 	notes     *adminsocket.Notes
 	parent    *parents.Renewer // nil without one
 	clusters  []*clusters.Cluster
+	signer    *signing.Signer       // of Kubernetes' own requests; nil for none
+	publisher *publishing.Publisher // of roots in Kubernetes; nil for none
 	sampler   *ca.Sampler
 	requests  *csr.Metrics
 	report    *report.Reporter
@@ -99,6 +103,12 @@ func Open(ctx context.Context, settings *Settings, logger *slog.Logger) (_ *Serv
 		Domain: settings.domain, Authority: s.authority, Sealer: s.sealer, Issuance: s.issuance, Board: s.board, Log: s.log, Clusters: slices.Collect(maps.Keys(byName)),
 		ActorOf: adminsocket.ActorOf, Own: s.ownSerial, Leaf: s.ownLeaf, Profile: settings.profile, Logger: logger, Metrics: s.registry,
 	})
+	s.publisher, err = settings.publishing.Open(publishing.Env{
+		Bundle: func() (*trust.Bundle, error) { return s.authority.Document().Bundle(settings.domain) }, Drives: s.authority.Drives, Logger: logger, Metrics: s.registry,
+	})
+	if err != nil {
+		return nil, settings.wrong(err)
+	}
 	s.openRotation()
 	s.replicas = replicas.Open(replicas.Config{Place: settings.place, Authority: s.authority, Board: s.board, Log: s.log, ActorOf: adminsocket.ActorOf, Metrics: s.registry})
 	s.sampler = newSampler(s.registry, logger)
@@ -111,6 +121,13 @@ func Open(ctx context.Context, settings *Settings, logger *slog.Logger) (_ *Serv
 	})
 	if err != nil {
 		return nil, err
+	}
+	s.signer, err = settings.signing.Open(signing.Env{
+		Domain: settings.domain, IssuerFor: s.issuerFor, Profile: settings.profile, Clusters: byName, Log: s.log, Sampler: s.sampler, Agents: s.desk.Agents(),
+		Revocations: s.desk.Revoked, Drives: s.authority.Drives, Logger: logger, Metrics: s.registry,
+	})
+	if err != nil {
+		return nil, settings.wrong(err)
 	}
 	s.keeper = rotate.NewKeeper(rotate.KeeperConfig{ID: trust.SystemID(settings.domain, "server"), Issue: s.issueOwn, Logger: logger})
 	s.authority.OnUse(func() { s.keeper.Renew(0) }) // it has the roots along; and one that ended while there was no issuer need not wait for its next try
@@ -125,11 +142,17 @@ func Open(ctx context.Context, settings *Settings, logger *slog.Logger) (_ *Serv
 	return s, nil
 }
 
+// issuerFor returns the issuer of an identity, and the name that it gets there.
+func (s *Server) issuerFor(id trust.ID) (*ca.Issuer, trust.ID, error) {
+	i, err := s.authority.Issuer()
+	return i, id, err
+}
+
 // openRotation comes after the desk that publishes: a rotation goes by what replicas say that they have published.
 func (s *Server) openRotation() {
 	c := s.settings
 	s.rotation = staged.New(staged.Config{
-		Domain: c.domain, Authority: s.authority, Notes: s.board.All, Changed: s.board.Changed, Floor: c.rotation.Readers, LeafTTL: c.profile.MaxTTL(), Typical: c.profile.DefaultTTL(),
+		Domain: c.domain, Authority: s.authority, Notes: s.board.All, Changed: s.board.Changed, Floor: max(c.rotation.Readers, c.publishing.Floor()), Unpublished: s.publisher.Unpublished, LeafTTL: c.profile.MaxTTL(), Typical: c.profile.DefaultTTL(),
 		RootMaxAge: c.rotation.RootMaxAge, Blind: func() []string { return s.desk.Agents().NotEnforcing(time.Now()) }, Log: s.log, Logger: s.logger, Metrics: s.registry,
 	})
 	s.notes = adminsocket.NewNotes(s.log)
@@ -351,6 +374,8 @@ func (s *Server) Run(told context.Context, started func()) error {
 		})
 	})
 	g.Go(func() error { return s.parent.Run(ctx) })
+	g.Go(func() error { return s.signer.Run(ctx) })
+	g.Go(func() error { return s.publisher.Run(ctx) })
 	g.Go(func() error { return s.health.Run(ctx) })
 	g.Go(func() error { return s.sampler.Run(ctx) })
 	if s.issuance != nil {

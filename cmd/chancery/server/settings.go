@@ -19,7 +19,9 @@ import (
 	"github.com/chancery-project/chancery/cmd/chancery/server/lifetimes"
 	"github.com/chancery-project/chancery/cmd/chancery/server/names"
 	"github.com/chancery-project/chancery/cmd/chancery/server/parents"
+	"github.com/chancery-project/chancery/cmd/chancery/server/publishing"
 	"github.com/chancery-project/chancery/cmd/chancery/server/rotating"
+	"github.com/chancery-project/chancery/cmd/chancery/server/signing"
 	"github.com/chancery-project/chancery/cmd/chancery/server/stores"
 	queue "github.com/chancery-project/chancery/csr/admission"
 	"github.com/chancery-project/chancery/csr/issuers"
@@ -43,6 +45,8 @@ type Settings struct {
 	ips         []netip.Addr
 	clusters    *clusters.Clusters
 	place       *stores.Place // where the state lies
+	signing     *signing.Plan
+	publishing  *publishing.Plan
 }
 
 // Load reads a config file.
@@ -114,6 +118,12 @@ func (s *Settings) parse() (err error) {
 		return err
 	}
 	if s.clusters, err = clusters.Parse(s.Clusters); err != nil {
+		return err
+	}
+	if s.signing, err = signing.Parse(s.Signing, s.profile, s.clusters); err != nil {
+		return err
+	}
+	if s.publishing, err = publishing.Parse(s.Publishing, s.domain, s.clusters); err != nil {
 		return err
 	}
 	if s.parent, err = parents.Parse(s.Parent); err != nil {

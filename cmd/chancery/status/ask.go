@@ -133,7 +133,7 @@ func rotationOf(r *chanceryv1.Rotation) *checkup.Rotation {
 		return nil
 	}
 	out := &checkup.Rotation{
-		ID: r.GetId(), Kind: r.GetKind(), Reason: r.GetReason(), Started: r.GetStarted().AsTime(), Phase: r.GetPhase(), Since: r.GetSince().AsTime(), Latest: timeOf(r.GetLatest()),
+		ID: r.GetId(), Kind: r.GetKind(), Reason: r.GetReason(), FromDomain: r.GetFromDomain(), ToDomain: r.GetToDomain(), Started: r.GetStarted().AsTime(), Phase: r.GetPhase(), Since: r.GetSince().AsTime(), Latest: timeOf(r.GetLatest()),
 		Paused: timeOf(r.GetPaused()), PausedBy: r.GetPausedBy(), Back: r.GetBack(), Trouble: r.GetTrouble(), Gates: []checkup.Gate{}, Overrides: []checkup.Override{},
 	}
 	if d := r.GetPhaseEstimate(); d != nil {

@@ -82,7 +82,7 @@ func printCRLs(say func(string, ...any), now time.Time, c *checkup.CRLs) {
 
 // printRotation prints a rotation in short; `chancery rotate status` says more.
 func printRotation(say func(string, ...any), now time.Time, r *checkup.Rotation) {
-	words := fmt.Sprintf("rotation %s of the %s, started %s, in phase %s since %s", r.ID, r.Kind, ago(now, &r.Started), r.Phase, stamp(r.Since))
+	words := fmt.Sprintf("%s, started %s, in phase %s since %s", r.Name(), ago(now, &r.Started), r.Phase, stamp(r.Since))
 	if r.Back {
 		words += ", ROLLED BACK"
 	}

@@ -51,6 +51,7 @@ type serverYAML struct {
 	Parent      map[string]any    `json:"parent,omitempty"`
 	Issuers     []map[string]any  `json:"issuers,omitempty"`
 	Clusters    []clusterYAML     `json:"clusters"`
+	Naming      any               `json:"naming,omitempty"` // a map
 }
 
 type clusterYAML struct {

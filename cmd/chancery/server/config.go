@@ -17,8 +17,12 @@ import (
 
 // Config is the file of `chancery server -c FILE`. Relative paths count from the file's folder.
 type Config struct {
-	// TrustDomain names the identities that are issued, such as cluster.local. Required.
+	// TrustDomain names the identities that are issued, such as cluster.local. Required. After a migration each name that the authority had works; the
+	// present one is better, and `chancery doctor` says so.
 	TrustDomain string `json:"trustDomain"`
+	// TrustDomainAliases are other trust domains whose identities count as those of the own one where a request names one, such as the one that a mesh
+	// had before. None is issued, and none has roots here. At most 32.
+	TrustDomainAliases []string `json:"trustDomainAliases,omitempty"`
 	// Listen is the gRPC address, host:port. Default 127.0.0.1:8443. Port 0: the system picks one; see AddrFile.
 	Listen string `json:"listen,omitempty"`
 	// ServerNames are the DNS names and IPs in the server's certificate, for clients that check host names, such as

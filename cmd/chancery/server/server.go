@@ -115,7 +115,7 @@ func Open(ctx context.Context, settings *Settings, logger *slog.Logger) (_ *Serv
 	s.sampler = newSampler(s.registry, logger)
 	s.requests = csr.NewMetrics(s.registry)
 	service, err := csr.NewService(csr.Config{
-		Domain: settings.domain, Issuer: s.authority.Issuer, Profile: settings.profile, Clusters: byName, Admission: settings.admission,
+		Domain: settings.domain, Present: s.authority.Present, Issuers: s.authority.Issuers, Aliases: settings.aliases, Profile: settings.profile, Clusters: byName, Admission: settings.admission,
 		Log: s.log, Sampler: s.sampler, Logger: logger, Metrics: s.requests,
 		Revocations: s.desk.Revoked, Agents: s.desk.Agents(), Checkpoints: s.desk.Checkpoints, Bundles: s.desk.Bundles(), Tainted: s.desk.Tainted,
 		MaxConnectionAge: settings.connections.MaxAge, DrainDelay: settings.connections.DrainDelay,
@@ -123,7 +123,7 @@ func Open(ctx context.Context, settings *Settings, logger *slog.Logger) (_ *Serv
 	if err != nil {
 		return nil, err
 	}
-	s.keeper = rotate.NewKeeper(rotate.KeeperConfig{ID: trust.SystemID(settings.domain, "server"), Issue: s.issueOwn, Logger: logger})
+	s.keeper = rotate.NewKeeper(rotate.KeeperConfig{ID: trust.SystemID(s.authority.Present(), "server"), Issue: s.issueOwn, Logger: logger})
 	s.authority.OnUse(func() { s.keeper.Renew(0) }) // it has the roots along; and one that ended while there was no issuer need not wait for its next try
 	below, err := parents.Below(service, settings.domain, s.authority, settings.grants)
 	if err != nil {
@@ -161,6 +161,9 @@ func (s *Server) openFederation() (err error) {
 	s.federation, err = federating.Open(federating.Config{
 		Place: c.federation, Domain: c.domain, Authority: s.authority, Log: s.log, Own: s.own, ActorOf: adminsocket.ActorOf, Note: s.notes.Note, Logger: s.logger, Metrics: s.registry,
 	})
+	if err == nil {
+		s.desk.Agents().OnUnknown(s.federation.Unknown)
+	}
 	return err
 }
 
@@ -224,6 +227,10 @@ func (s *Server) firstLog(ctx context.Context) error {
 	doc, err := authority.DecodeDocument(data, version, s.sealer)
 	if err != nil {
 		return err
+	}
+	c.InLine(doc)
+	if now := doc.Present(c.domain).String(); now != c.TrustDomain {
+		s.logger.Warn("trustDomain in the config is not what this authority is now, since it migrated or does; it works all the same", "trustDomain", c.TrustDomain, "present", now)
 	}
 	made, err := issuance.First(c.IssuanceLog, authority.Config{Domain: c.domain, Replica: c.place.Replica()}, doc)
 	if made {
@@ -320,7 +327,7 @@ func (s *Server) ready() error {
 	if end := own.NotAfter(); time.Now().After(end) {
 		return fmt.Errorf("the server's own certificate ended at %s", end.UTC().Format(time.RFC3339))
 	}
-	for _, err := range []error{s.health.Err(s.authority.KeyName()), s.authority.Err(), s.board.Err()} {
+	for _, err := range []error{s.health.Err(s.authority.KeyName()), s.authority.Whole(), s.health.Err(s.authority.SecondKey()), s.authority.Err(), s.board.Err()} {
 		if err != nil {
 			return err
 		}

@@ -90,7 +90,7 @@ func New(c Config) (*Engine, error) {
 		if err := trust.CheckService(r.Service); err != nil {
 			return nil, fmt.Errorf("rules[%d]: %w", i, err)
 		}
-		s := &source{kind: kindRule, name: fmt.Sprintf("rules[%d]", i), live: true, fixed: r.IDs}
+		s := &source{kind: kindRule, name: fmt.Sprintf("rules[%d]", i), live: true, fixed: r.IDs, words: r.IDs}
 		s.targets = []*named{e.named(r.Service)}
 		s.appear()
 	}

@@ -27,7 +27,7 @@ func (sp *space) setService(o *Service) {
 	if !o.External {
 		ids, problems := accountsOf(sp.cluster.domain, sp.name, "annotation alpha.istio.io/kubernetes-serviceaccounts", list(o.Accounts))
 		more, others := canonical("annotation alpha.istio.io/canonical-serviceaccounts", list(o.IDs))
-		s.fixed, s.problems, s.selector = append(ids, more...), append(problems, others...), o.Selector.split()
+		s.fixed, s.words, s.problems, s.selector = append(ids, more...), more, append(problems, others...), o.Selector.split()
 	} else if o.Accounts != "" || o.IDs != "" {
 		s.problems = []string{"it is of type ExternalName, so its annotations name nobody; a rule in the server's config can"}
 	}
@@ -100,7 +100,7 @@ func (sp *space) setEntry(o *Entry) {
 	}
 	ids, problems := canonical("subjectAltNames", o.IDs)
 	more, others := accountsOf(sp.cluster.domain, sp.name, "endpoints' serviceAccount", o.Accounts)
-	s.fixed = append(ids, more...)
+	s.fixed, s.words = append(slices.Clip(ids), more...), ids
 	s.problems = append(append(s.problems, problems...), others...)
 	s.appear()
 	s.selects()

@@ -246,7 +246,7 @@ func (d *Desk) ShowNaming(ctx context.Context, q *chanceryv1.ShowNamingRequest) 
 	}
 	service := q.GetService()
 	if service != "" {
-		if err := trust.CheckService(service); err != nil {
+		if err := naming.CheckService(service); err != nil {
 			return nil, status.Error(codes.InvalidArgument, err.Error())
 		}
 	}

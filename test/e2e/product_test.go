@@ -56,6 +56,7 @@ type serverYAML struct {
 
 	Federation     []map[string]any  `json:"federation,omitempty"`
 	BundleEndpoint map[string]string `json:"bundleEndpoint,omitempty"`
+	Naming         any               `json:"naming,omitempty"` // a map
 }
 
 type clusterYAML struct {

@@ -157,7 +157,7 @@ func Open(ctx context.Context, settings *Settings, logger *slog.Logger) (_ *Serv
 func (s *Server) openNaming() (err error) {
 	s.notes = adminsocket.NewNotes(s.log)
 	s.naming, err = s.settings.naming.Open(naming.Env{
-		Document: s.authority.Document, Domain: s.settings.domain, ActorOf: adminsocket.ActorOf, Note: s.notes.Note, Logger: s.logger, Metrics: s.registry,
+		Document: s.authority.Document, Domain: s.settings.domain, Aliases: s.settings.aliases, ActorOf: adminsocket.ActorOf, Note: s.notes.Note, Logger: s.logger, Metrics: s.registry,
 	})
 	return err
 }

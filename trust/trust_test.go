@@ -10,10 +10,12 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
+	"encoding/asn1"
 	"encoding/pem"
 	"math/big"
 	"net"
 	"net/url"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -180,15 +182,36 @@ func TestVerify(t *testing.T) {
 		change func(*x509.Certificate)
 		want   string // part of the error; empty = accepted
 	}{
-		"an SVID":                 {"spiffe://td/ns/a/sa/b", c, nil, ""},
-		"with DNS SAN":            {"spiffe://td/a", c, func(x *x509.Certificate) { x.DNSNames = []string{"a.b"} }, ""},
-		"no URI SAN":              {"", c, func(x *x509.Certificate) { x.DNSNames = []string{"a.b"} }, "0 URI SANs"},
-		"two URI SANs":            {"spiffe://td/a", c, func(x *x509.Certificate) { x.URIs = append(x.URIs, second) }, "2 URI SANs"},
-		"no path":                 {"spiffe://td", c, nil, "no path"},
-		"another scheme":          {"https://td/a", c, nil, "not a SPIFFE ID"},
-		"CA certificate":          {"spiffe://td/a", c, func(x *x509.Certificate) { x.IsCA = true }, "CA certificate"},
-		"keyCertSign":             {"spiffe://td/a", c, func(x *x509.Certificate) { x.KeyUsage |= x509.KeyUsageCertSign; x.IsCA = false }, "sign certificates"},
-		"cRLSign":                 {"spiffe://td/a", c, func(x *x509.Certificate) { x.KeyUsage |= x509.KeyUsageCRLSign }, "sign certificates"},
+		"an SVID":             {"spiffe://td/ns/a/sa/b", c, nil, ""},
+		"with DNS SAN":        {"spiffe://td/a", c, func(x *x509.Certificate) { x.DNSNames = []string{"a.b"} }, ""},
+		"no URI SAN":          {"", c, func(x *x509.Certificate) { x.DNSNames = []string{"a.b"} }, "0 URI SANs"},
+		"two URI SANs":        {"spiffe://td/a", c, func(x *x509.Certificate) { x.URIs = append(x.URIs, second) }, "2 URI SANs"},
+		"no path":             {"spiffe://td", c, nil, "no path"},
+		"another scheme":      {"https://td/a", c, nil, "not a SPIFFE ID"},
+		"CA certificate":      {"spiffe://td/a", c, func(x *x509.Certificate) { x.IsCA = true }, "CA certificate"},
+		"keyCertSign":         {"spiffe://td/a", c, func(x *x509.Certificate) { x.KeyUsage |= x509.KeyUsageCertSign; x.IsCA = false }, "sign certificates"},
+		"cRLSign":             {"spiffe://td/a", c, func(x *x509.Certificate) { x.KeyUsage |= x509.KeyUsageCRLSign }, "sign certificates"},
+		"no digitalSignature": {"spiffe://td/a", c, func(x *x509.Certificate) { x.KeyUsage = x509.KeyUsageKeyAgreement }, "no digitalSignature"},
+		"no key usage":        {"spiffe://td/a", c, func(x *x509.Certificate) { x.KeyUsage = 0 }, ""},
+		"for code only": {"spiffe://td/a", c, func(x *x509.Certificate) {
+			x.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageCodeSigning}
+		}, "other purposes than TLS"},
+		"for an unknown purpose": {"spiffe://td/a", c, func(x *x509.Certificate) {
+			x.ExtKeyUsage, x.UnknownExtKeyUsage = nil, []asn1.ObjectIdentifier{{1, 2, 3}}
+		}, "other purposes than TLS"},
+		"for all purposes":     {"spiffe://td/a", c, func(x *x509.Certificate) { x.ExtKeyUsage = nil }, ""},
+		"for clients":          {"spiffe://td/a", c, func(x *x509.Certificate) { x.ExtKeyUsage = x.ExtKeyUsage[:1] }, ""},
+		"no basic constraints": {"spiffe://td/a", c, func(x *x509.Certificate) { x.BasicConstraintsValid = false }, ""},
+		"root path":            {"spiffe://td/", c, nil, "empty segment"},
+		"domain in capitals":   {"spiffe://TD/a", c, nil, "character 'T'"},
+		"2,048 bytes":          {"spiffe://td/" + strings.Repeat("a", MaxIDLen-len("spiffe://td/")), c, nil, ""},
+		"2,049 bytes":          {"spiffe://td/" + strings.Repeat("a", MaxIDLen+1-len("spiffe://td/")), c, nil, "2049 bytes long"},
+		"a critical extension": {"spiffe://td/a", c, func(x *x509.Certificate) {
+			x.ExtraExtensions = []pkix.Extension{{Id: asn1.ObjectIdentifier{1, 2, 3}, Critical: true, Value: []byte{5, 0}}}
+		}, "unhandled critical extension"},
+		"an extension": {"spiffe://td/a", c, func(x *x509.Certificate) {
+			x.ExtraExtensions = []pkix.Extension{{Id: asn1.ObjectIdentifier{1, 2, 3}, Value: []byte{5, 0}}}
+		}, ""},
 		"expired":                 {"spiffe://td/a", c, func(x *x509.Certificate) { x.NotAfter = time.Now().Add(-time.Second) }, "expired"},
 		"not yet valid":           {"spiffe://td/a", c, func(x *x509.Certificate) { x.NotBefore = time.Now().Add(time.Minute) }, "not yet valid"},
 		"unknown root":            {"spiffe://td/a", foreign, nil, "unknown authority"},
@@ -217,6 +240,69 @@ func TestVerify(t *testing.T) {
 	cert, _ := c.leaf(t, "spiffe://td/a", nil)
 	if _, _, err := Verify([]*x509.Certificate{cert}, Only(empty), time.Now()); err == nil {
 		t.Error("an empty bundle trusts")
+	}
+}
+
+// intermediate returns a CA below this one, with changes.
+func (c *testCA) intermediate(t testing.TB, name string, change func(*x509.Certificate)) *testCA {
+	t.Helper()
+	key := newKey(t)
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(3), Subject: pkix.Name{CommonName: name}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
+	}
+	if change != nil {
+		change(template)
+	}
+	return &testCA{key, sign(t, template, c.cert, key.Public(), c.key)}
+}
+
+// Path validation follows RFC 5280 (X509-SVID section 5.1), and what authenticates is a leaf (section 3.2).
+func TestVerifyPaths(t *testing.T) {
+	root, other := newTestCA(t, "root"), newTestCA(t, "other")
+	ca := func(change func(*x509.Certificate)) *testCA { return root.intermediate(t, "issuer", change) }
+	good := ca(nil)
+	below := ca(func(x *x509.Certificate) { x.MaxPathLen, x.MaxPathLenZero = 0, true })
+	uri := func(host string) func(*x509.Certificate) {
+		return func(x *x509.Certificate) { x.PermittedURIDomains, x.PermittedDNSDomainsCritical = []string{host}, true }
+	}
+	leaf := func(by *testCA, id string) *x509.Certificate {
+		cert, _ := by.leaf(t, id, nil)
+		return cert
+	}
+	deep := below.intermediate(t, "deep", nil)
+	expired := ca(func(x *x509.Certificate) { x.NotAfter = time.Now().Add(-time.Minute) })
+	noSign := ca(func(x *x509.Certificate) { x.KeyUsage = x509.KeyUsageCRLSign })
+	noCA := ca(func(x *x509.Certificate) { x.IsCA, x.KeyUsage = false, x509.KeyUsageDigitalSignature })
+	critical := ca(func(x *x509.Certificate) {
+		x.ExtraExtensions = []pkix.Extension{{Id: asn1.ObjectIdentifier{1, 2, 3}, Critical: true, Value: []byte{5, 0}}}
+	})
+	own, foreign := ca(uri("td.example")), ca(uri("other.example"))
+	svid := ca(func(x *x509.Certificate) { x.URIs = []*url.URL{{Scheme: "spiffe", Host: "td"}} })
+	for name, tc := range map[string]struct {
+		chain []*x509.Certificate
+		want  string
+	}{
+		"through an issuer":                  {[]*x509.Certificate{leaf(good, "spiffe://td/a"), good.cert}, ""},
+		"with others in between":             {[]*x509.Certificate{leaf(good, "spiffe://td/a"), other.cert, good.cert, root.cert}, ""},
+		"without the issuer":                 {[]*x509.Certificate{leaf(good, "spiffe://td/a")}, "unknown authority"},
+		"the issuer alone":                   {[]*x509.Certificate{svid.cert}, "no path"},
+		"the issuer first":                   {[]*x509.Certificate{good.cert, leaf(good, "spiffe://td/a")}, "0 URI SANs"},
+		"the root that brought itself along": {[]*x509.Certificate{leaf(other, "spiffe://td/a"), other.cert}, "unknown authority"},
+		"below the path length":              {[]*x509.Certificate{leaf(deep, "spiffe://td/a"), deep.cert, below.cert}, "too many intermediates"},
+		"an issuer that ended":               {[]*x509.Certificate{leaf(expired, "spiffe://td/a"), expired.cert}, "expired"},
+		"an issuer without keyCertSign":      {[]*x509.Certificate{leaf(noSign, "spiffe://td/a"), noSign.cert}, "unknown authority"},
+		"an issuer that is no CA":            {[]*x509.Certificate{leaf(noCA, "spiffe://td/a"), noCA.cert}, "unknown authority"},
+		"an issuer with what is critical":    {[]*x509.Certificate{leaf(critical, "spiffe://td/a"), critical.cert}, "unhandled critical extension"},
+		"an issuer for this domain":          {[]*x509.Certificate{leaf(own, "spiffe://td.example/a"), own.cert}, ""},
+		"an issuer for another domain":       {[]*x509.Certificate{leaf(foreign, "spiffe://td.example/a"), foreign.cert}, "not permitted"},
+		"too many certificates":              {slices.Repeat([]*x509.Certificate{leaf(good, "spiffe://td/a")}, MaxCertificates+1), "at most 100"},
+	} {
+		bundleOf := func(d Domain) *Bundle { return root.bundle(t, d.String()) }
+		id, _, err := Verify(tc.chain, bundleOf, time.Now())
+		if tc.want == "" && err != nil || tc.want != "" && (err == nil || !strings.Contains(err.Error(), tc.want) || !id.IsZero()) {
+			t.Errorf("%s: %q, %v; want something about %q", name, id, err, tc.want)
+		}
 	}
 }
 
@@ -457,4 +543,41 @@ func FuzzParseKey(f *testing.F) {
 			t.Errorf("the key does not survive being written: %v", err)
 		}
 	})
+}
+
+// Key identifiers are hints: they say where to look first, and take nobody out of the bundle.
+func TestVerifyWhateverKeyIdentifiersSay(t *testing.T) {
+	root, other := newTestCA(t, "one name"), newTestCA(t, "one name")
+	cas := map[string]*testCA{
+		"of the root":  root.intermediate(t, "issuer", nil),
+		"of another":   {root.key, root.cert},
+		"of no issuer": {root.key, root.cert},
+		"none":         {root.key, root.cert},
+	}
+	leaves := map[string][]*x509.Certificate{}
+	for name, ca := range cas {
+		parent := *ca.cert
+		switch name {
+		case "of another":
+			parent.SubjectKeyId = other.cert.SubjectKeyId
+		case "of no issuer":
+			parent.SubjectKeyId = []byte("nobody")
+		case "none":
+			parent.SubjectKeyId = nil
+		}
+		leaf, _ := (&testCA{ca.key, &parent}).leaf(t, "spiffe://td/a", nil)
+		leaves[name] = []*x509.Certificate{leaf, ca.cert}
+	}
+	both, err := NewBundle(Domain{"td"}, 1, []*x509.Certificate{other.cert, root.cert})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, chain := range leaves {
+		if _, chains, err := Verify(chain, Only(both), time.Now()); err != nil || !chains[0][len(chains[0])-1].Equal(root.cert) {
+			t.Errorf("key identifier %s: %v", name, err)
+		}
+		if _, _, err := Verify(chain, Only(other.bundle(t, "td")), time.Now()); err == nil {
+			t.Errorf("key identifier %s: verified by a root that signed nothing", name)
+		}
+	}
 }

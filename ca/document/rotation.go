@@ -123,7 +123,7 @@ func (s *DomainState) Goal() Goal {
 		return Goal{}
 	case r.Phase == PhaseDistribute || r.Phase == PhaseRetire:
 		return Goal{Generation: r.Generation}
-	case r.Phase == PhaseReissue:
+	case r.Phase == PhaseIssue || r.Phase == PhaseReissue: // nobody is waited for in the first; who has not left yet is shown
 		return Goal{Leave: s.Leaving()}
 	}
 	return Goal{}

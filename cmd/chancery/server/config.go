@@ -9,6 +9,7 @@ import (
 	"github.com/chancery-project/chancery/cmd/chancery/server/federating"
 	"github.com/chancery-project/chancery/cmd/chancery/server/keystore"
 	"github.com/chancery-project/chancery/cmd/chancery/server/lifetimes"
+	"github.com/chancery-project/chancery/cmd/chancery/server/naming"
 	"github.com/chancery-project/chancery/cmd/chancery/server/parents"
 	"github.com/chancery-project/chancery/cmd/chancery/server/rotating"
 	"github.com/chancery-project/chancery/cmd/chancery/server/stores"
@@ -16,8 +17,12 @@ import (
 
 // Config is the file of `chancery server -c FILE`. Relative paths count from the file's folder.
 type Config struct {
-	// TrustDomain names the identities that are issued, such as cluster.local. Required.
+	// TrustDomain names the identities that are issued, such as cluster.local. Required. After a migration each name that the authority had works; the
+	// present one is better, and `chancery doctor` says so.
 	TrustDomain string `json:"trustDomain"`
+	// TrustDomainAliases are other trust domains whose identities count as those of the own one where a request names one, such as the one that a mesh
+	// had before. None is issued, and none has roots here. At most 32.
+	TrustDomainAliases []string `json:"trustDomainAliases,omitempty"`
 	// Listen is the gRPC address, host:port. Default 127.0.0.1:8443. Port 0: the system picks one; see AddrFile.
 	Listen string `json:"listen,omitempty"`
 	// ServerNames are the DNS names and IPs in the server's certificate, for clients that check host names, such as
@@ -50,6 +55,8 @@ type Config struct {
 	Lifetimes lifetimes.Config `json:"lifetimes,omitzero"`
 	// Rotation says what a rotation of roots and issuers goes by. All fields have defaults.
 	Rotation rotating.Config `json:"rotation,omitzero"`
+	// Naming says who may serve which service, for the SDS names service:NAMESPACE/NAME of agents. Default none: of no service is anything known.
+	Naming *naming.Config `json:"naming,omitempty"`
 	// Profile sets lifetimes and key types of workload certificates. All fields have defaults.
 	Profile ca.ProfileConfig `json:"profile,omitzero"`
 	// Clusters lists whose tokens are accepted. At least one.

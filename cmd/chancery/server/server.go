@@ -34,6 +34,7 @@ import (
 	"github.com/chancery-project/chancery/cmd/chancery/server/federating"
 	"github.com/chancery-project/chancery/cmd/chancery/server/issuance"
 	"github.com/chancery-project/chancery/cmd/chancery/server/keystore"
+	"github.com/chancery-project/chancery/cmd/chancery/server/naming"
 	"github.com/chancery-project/chancery/cmd/chancery/server/parents"
 	"github.com/chancery-project/chancery/cmd/chancery/server/replicas"
 	"github.com/chancery-project/chancery/cmd/chancery/server/report"
@@ -62,6 +63,7 @@ type Server struct {
 	rotation   *staged.Manager
 	rotating   *rotating.Desk
 	federation *federating.Desk
+	naming     *naming.Desk // nil without
 	notes      *adminsocket.Notes
 	parent     *parents.Renewer // nil without one
 	clusters   []*clusters.Cluster
@@ -97,10 +99,14 @@ func Open(ctx context.Context, settings *Settings, logger *slog.Logger) (_ *Serv
 		s.registry.MustRegister(issuance.Entries(s.issuance))
 	}
 	s.health = keys.NewHealth(keys.HealthConfig{Keys: s.authority.Keys, Logger: logger, Metrics: s.registry})
+	if err := s.openNaming(); err != nil {
+		return nil, settings.wrong(err)
+	}
 	s.desk = revoking.Open(revoking.Config{
 		Domain: settings.domain, Authority: s.authority, Sealer: s.sealer, Issuance: s.issuance, Board: s.board, Log: s.log, Clusters: slices.Collect(maps.Keys(byName)),
-		ActorOf: adminsocket.ActorOf, Own: s.ownSerial, Leaf: s.ownLeaf, Profile: settings.profile, Logger: logger, Metrics: s.registry,
+		ActorOf: adminsocket.ActorOf, Naming: s.naming.Source(), Own: s.ownSerial, Leaf: s.ownLeaf, Profile: settings.profile, Logger: logger, Metrics: s.registry,
 	})
+	s.naming.OnChange(s.desk.Agents().NamingChanged)
 	s.openRotation()
 	if err := s.openFederation(); err != nil {
 		return nil, settings.wrong(err)
@@ -109,7 +115,7 @@ func Open(ctx context.Context, settings *Settings, logger *slog.Logger) (_ *Serv
 	s.sampler = newSampler(s.registry, logger)
 	s.requests = csr.NewMetrics(s.registry)
 	service, err := csr.NewService(csr.Config{
-		Domain: settings.domain, Issuer: s.authority.Issuer, Profile: settings.profile, Clusters: byName, Admission: settings.admission,
+		Domain: settings.domain, Present: s.authority.Present, Issuers: s.authority.Issuers, Aliases: settings.aliases, Profile: settings.profile, Clusters: byName, Admission: settings.admission,
 		Log: s.log, Sampler: s.sampler, Logger: logger, Metrics: s.requests,
 		Revocations: s.desk.Revoked, Agents: s.desk.Agents(), Checkpoints: s.desk.Checkpoints, Bundles: s.desk.Bundles(), Tainted: s.desk.Tainted,
 		MaxConnectionAge: settings.connections.MaxAge, DrainDelay: settings.connections.DrainDelay,
@@ -117,7 +123,7 @@ func Open(ctx context.Context, settings *Settings, logger *slog.Logger) (_ *Serv
 	if err != nil {
 		return nil, err
 	}
-	s.keeper = rotate.NewKeeper(rotate.KeeperConfig{ID: trust.SystemID(settings.domain, "server"), Issue: s.issueOwn, Logger: logger})
+	s.keeper = rotate.NewKeeper(rotate.KeeperConfig{ID: trust.SystemID(s.authority.Present(), "server"), Issue: s.issueOwn, Logger: logger})
 	s.authority.OnUse(func() { s.keeper.Renew(0) }) // it has the roots along; and one that ended while there was no issuer need not wait for its next try
 	below, err := parents.Below(service, settings.domain, s.authority, settings.grants)
 	if err != nil {
@@ -130,15 +136,23 @@ func Open(ctx context.Context, settings *Settings, logger *slog.Logger) (_ *Serv
 	return s, nil
 }
 
+// openNaming comes before the desk that tells agents.
+func (s *Server) openNaming() (err error) {
+	s.notes = adminsocket.NewNotes(s.log)
+	s.naming, err = s.settings.naming.Open(naming.Env{
+		Document: s.authority.Document, Domain: s.settings.domain, ActorOf: adminsocket.ActorOf, Note: s.notes.Note, Logger: s.logger, Metrics: s.registry,
+	})
+	return err
+}
+
 // openRotation comes after the desk that publishes: a rotation goes by what replicas say that they have published.
 func (s *Server) openRotation() {
 	c := s.settings
 	s.rotation = staged.New(staged.Config{
 		Domain: c.domain, Authority: s.authority, Notes: s.board.All, Changed: s.board.Changed, Floor: c.rotation.Readers, LeafTTL: c.profile.MaxTTL(), Typical: c.profile.DefaultTTL(),
-		RootMaxAge: c.rotation.RootMaxAge, Blind: func() []string { return s.desk.Agents().NotEnforcing(time.Now()) }, Log: s.log, Logger: s.logger, Metrics: s.registry,
+		RootMaxAge: c.rotation.RootMaxAge, Blind: func() []string { return s.desk.Agents().NotEnforcing(time.Now()) }, Former: rotating.Former(s.desk.Agents().Former), Log: s.log, Logger: s.logger, Metrics: s.registry,
 	})
-	s.notes = adminsocket.NewNotes(s.log)
-	s.rotating = rotating.Open(rotating.DeskConfig{Domain: c.domain, Manager: s.rotation, ActorOf: adminsocket.ActorOf, Note: s.notes.Note})
+	s.rotating = rotating.Open(rotating.DeskConfig{Manager: s.rotation, ActorOf: adminsocket.ActorOf, Note: s.notes.Note})
 }
 
 // openFederation comes after the notes of who reads what.
@@ -213,6 +227,10 @@ func (s *Server) firstLog(ctx context.Context) error {
 	doc, err := authority.DecodeDocument(data, version, s.sealer)
 	if err != nil {
 		return err
+	}
+	c.InLine(doc)
+	if now := doc.Present(c.domain).String(); now != c.TrustDomain {
+		s.logger.Warn("trustDomain in the config is not what this authority is now, since it migrated or does; it works all the same", "trustDomain", c.TrustDomain, "present", now)
 	}
 	made, err := issuance.First(c.IssuanceLog, authority.Config{Domain: c.domain, Replica: c.place.Replica()}, doc)
 	if made {
@@ -309,7 +327,7 @@ func (s *Server) ready() error {
 	if end := own.NotAfter(); time.Now().After(end) {
 		return fmt.Errorf("the server's own certificate ended at %s", end.UTC().Format(time.RFC3339))
 	}
-	for _, err := range []error{s.health.Err(s.authority.KeyName()), s.authority.Err(), s.board.Err()} {
+	for _, err := range []error{s.health.Err(s.authority.KeyName()), s.authority.Whole(), s.health.Err(s.authority.SecondKey()), s.authority.Err(), s.board.Err()} {
 		if err != nil {
 			return err
 		}
@@ -378,6 +396,7 @@ func (s *Server) Run(told context.Context, started func()) error {
 		g.Go(func() error { return s.issuance.Run(ctx) })
 	}
 	g.Go(func() error { return s.desk.Run(ctx) })
+	g.Go(func() error { return s.naming.Run(ctx) })
 	g.Go(func() error {
 		s.parent.Wait(ctx, s.authority)
 		return s.keeper.Run(ctx)
@@ -401,7 +420,7 @@ func (s *Server) Run(told context.Context, started func()) error {
 
 // service answers admins.
 func (s *Server) service() answering.Service {
-	return answering.Service{Desk: *s.desk, Rotations: s.rotating, Federation: s.federation, Authority: s.authority, Log: s.log, Report: s.report, Replicas: s.replicas, Export: s.exporter().Export}
+	return answering.Service{Desk: *s.desk, Rotations: s.rotating, Federation: s.federation, Naming: s.naming, Authority: s.authority, Log: s.log, Report: s.report, Replicas: s.replicas, Export: s.exporter().Export}
 }
 
 func (s *Server) exporter() answering.Exporter {

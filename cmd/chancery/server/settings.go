@@ -19,6 +19,7 @@ import (
 	"github.com/chancery-project/chancery/cmd/chancery/server/keystore"
 	"github.com/chancery-project/chancery/cmd/chancery/server/lifetimes"
 	"github.com/chancery-project/chancery/cmd/chancery/server/names"
+	"github.com/chancery-project/chancery/cmd/chancery/server/naming"
 	"github.com/chancery-project/chancery/cmd/chancery/server/parents"
 	"github.com/chancery-project/chancery/cmd/chancery/server/rotating"
 	"github.com/chancery-project/chancery/cmd/chancery/server/stores"
@@ -31,7 +32,8 @@ import (
 type Settings struct {
 	Config
 	file        string
-	domain      trust.Domain
+	domain      trust.Domain   // names the line in the authority document once that is known; see InLine
+	aliases     []trust.Domain // of identities that count as ours
 	profile     *ca.Profile
 	keys        *keystore.Place
 	lifetimes   *lifetimes.Lifetimes
@@ -43,6 +45,7 @@ type Settings struct {
 	dns         []string // with ips, what the server's certificate names
 	ips         []netip.Addr
 	clusters    *clusters.Clusters
+	naming      *naming.Place // nil without
 	place       *stores.Place // where the state lies
 	federation  *federating.Place
 }
@@ -84,6 +87,14 @@ func (s *Settings) explainStore(err error) error {
 	return s.place.Explain(err, s.file)
 }
 
+// InLine goes by the line of trust domains that a document has, whichever of its names the config gives: what is noted and authenticated by a
+// trust domain's name is by that of the line.
+func (s *Settings) InLine(doc *authority.Document) {
+	if doc != nil {
+		s.domain, _ = doc.Line(s.domain)
+	}
+}
+
 // rootsFile is where `authority init` writes the roots, for agents: beside the state.
 func (s *Settings) rootsFile() string { return s.place.Beside("roots.pem") }
 
@@ -96,6 +107,9 @@ func (s *Settings) Place() *stores.Place { return s.place }
 func (s *Settings) parse() (err error) {
 	if s.domain, err = trust.ParseDomain(s.TrustDomain); err != nil {
 		return fmt.Errorf("trustDomain: %w", err)
+	}
+	if s.aliases, err = names.ParseAliases(s.TrustDomainAliases, s.domain); err != nil {
+		return err
 	}
 	if s.profile, err = ca.NewProfile("workload", s.Profile); err != nil {
 		return err // it names the profile
@@ -119,6 +133,9 @@ func (s *Settings) parse() (err error) {
 		return err
 	}
 	if s.clusters, err = clusters.Parse(s.Clusters); err != nil {
+		return err
+	}
+	if s.naming, err = naming.Parse(s.Naming, s.domain, s.Clusters); err != nil {
 		return err
 	}
 	if s.parent, err = parents.Parse(s.Parent); err != nil {

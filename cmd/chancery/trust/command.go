@@ -14,6 +14,7 @@ import (
 	"github.com/chancery-project/chancery/api/chanceryv1"
 	"github.com/chancery-project/chancery/cmd/chancery/admin"
 	"github.com/chancery-project/chancery/cmd/chancery/process"
+	"github.com/chancery-project/chancery/cmd/chancery/trust/migrate"
 	base "github.com/chancery-project/chancery/trust"
 	"github.com/chancery-project/chancery/trust/spiffebundle"
 )
@@ -69,6 +70,7 @@ func Command(dev string) *cobra.Command {
 		a.server.Add(sub)
 		cmd.AddCommand(sub)
 	}
+	cmd.AddCommand(migrate.Command(dev))
 	return cmd
 }
 

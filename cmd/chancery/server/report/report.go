@@ -78,7 +78,7 @@ func (r *Reporter) Status(actor string) (*chanceryv1.GetStatusResponse, error) {
 	r.config.Notes.Note(actor, "status")
 	c, now := r.config, time.Now()
 	resp := &chanceryv1.GetStatusResponse{
-		Time: timestamppb.New(now), Started: timestamppb.New(r.started), TrustDomain: c.Domain.String(), NotReady: text(c.Ready()), WasReady: c.WasReady(),
+		Time: timestamppb.New(now), Started: timestamppb.New(r.started), TrustDomain: c.Authority.Present().String(), NotReady: text(c.Ready()), WasReady: c.WasReady(),
 		MaxTtl: durationpb.New(c.MaxTTL),
 	}
 	stores, err := r.authorities(resp, now)
@@ -121,7 +121,7 @@ func (r *Reporter) authorities(resp *chanceryv1.GetStatusResponse, now time.Time
 	c := r.config
 	var chain, roots []*x509.Certificate
 	if i := c.Authority.InUse(); i != nil {
-		chain, roots = chainOf(i), i.Bundle().Roots()
+		chain, roots = chainOf(i), i.Bundle().All()
 	}
 	inv, err := checkup.Take(c.Authority.Document(), c.Domain, chain, roots, c.Plugged, now)
 	if err != nil {

@@ -51,8 +51,10 @@ type Config struct {
 	Leaf      func() *x509.Certificate              // the server's own certificate; nil if it has none. May be nil
 	Profile   *ca.Profile                           // of what is issued; nil: one with the default lives
 	ActorOf   func(context.Context) (string, error) // who calls, or a refusal
-	Logger    *slog.Logger
-	Metrics   prometheus.Registerer
+	// Naming says who may serve a service, for agents; nil: nothing is known of any. See agents.Config.
+	Naming  func(service string) (ids []string, known bool)
+	Logger  *slog.Logger
+	Metrics prometheus.Registerer
 }
 
 // Desk answers.
@@ -90,7 +92,7 @@ func Open(c Config) *Desk {
 	d.source = bundles.New(bundles.Config{Domain: c.Domain, Authority: c.Authority, Sealer: c.Sealer, Log: c.Log, Logger: c.Logger})
 	d.bundles = answers.NewBundles(answers.Config{Bundle: d.source.Bundle, Signer: d.source.Signer})
 	d.ledger = evidence.New(d.consumers())
-	d.hub = agents.New(agents.Config{Checkpoints: d.Checkpoints, Mark: d.mark, Seen: d.seen, Ledger: d.ledger, Metrics: c.Metrics})
+	d.hub = agents.New(agents.Config{Checkpoints: d.Checkpoints, Mark: d.mark, Seen: d.seen, Naming: c.Naming, Logger: c.Logger, Ledger: d.ledger, Metrics: c.Metrics})
 	d.manager = revocation.New(revocation.Config{
 		Domain: c.Domain, Authority: c.Authority, Issuance: c.Issuance, Board: c.Board, Logger: c.Logger, Metrics: c.Metrics, Publish: d.publish,
 		Acknowledge: d.acknowledge,

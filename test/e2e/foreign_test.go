@@ -5,12 +5,16 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
+	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/chancery-project/chancery/sds"
 	"github.com/chancery-project/chancery/trust"
+	"github.com/chancery-project/chancery/trust/spiffebundle"
 )
 
 func domainOf(t testing.TB, name string) trust.Domain {
@@ -120,4 +124,70 @@ func TestD24ForeignRootsInEnvoy(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestD24FederationReachesProxies: the bundle of a foreign trust domain that an admin imports reaches an Envoy by the server and its agent, and so
+// does that it is forgotten; meanwhile it outlives a kill -9 of the agent while the server is away.
+func TestD24FederationReachesProxies(t *testing.T) {
+	t.Parallel()
+	Tool(t, "envoy")
+	foreign := authority(t, "foreign root", p256(t), nil)
+	w := &crlWorld{clients: map[string]certFiles{}}
+	for client, id := range map[string]string{"foreign": "spiffe://foreign.test/vm", "forged": "spiffe://" + trustDomain + "/ns/foo/sa/web"} {
+		files, err := foreign.issue(t.TempDir(), client, pkix.Name{}, id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.clients[client] = files
+	}
+	bundle, err := (&spiffebundle.Bundle{Domain: domainOf(t, "foreign.test"), Roots: []*x509.Certificate{foreign.cert}, Sequence: 3, HasSequence: true}).Marshal()
+	if err != nil {
+		t.Fatal(err)
+	}
+	k := SharedKube(t)
+	pod := k.RunPod(t, k.Namespace(t, "federation"), "web", "web-1", "node-a")
+	s := StartServer(t, k.StaticCluster(t))
+	a := StartAgent(t, s, AgentConfig{Pod: pod, Token: k.BoundToken(t, pod, time.Hour, audience)})
+	all := StartServerEnvoy(t, EnvoyConfig{Name: "all", SDSSocket: a.Socket, RootName: "ALL", Upstream: StartEcho(t)})
+	own := StartServerEnvoy(t, EnvoyConfig{Name: "own", SDSSocket: a.Socket, Upstream: StartEcho(t)})
+	all.WaitReady(t, 60*time.Second)
+	own.WaitReady(t, 60*time.Second)
+	wait := func(what string, let bool) {
+		t.Helper()
+		a.WaitFor(t, 30*time.Second, what, func() error {
+			if _, err := w.call(t, all.Listen, "foreign", nil); (err == nil) != let {
+				return fmt.Errorf("a foreign client: %v", err)
+			}
+			return nil
+		})
+		for name, envoy := range map[string]*Envoy{"ALL": all, "ROOTCA": own} {
+			if _, err := w.call(t, envoy.Listen, "forged", nil); err == nil {
+				t.Errorf("%s: by %s an identity of ours counts that a foreign root has signed", what, name)
+			}
+		}
+		if _, err := w.call(t, own.Listen, "foreign", nil); err == nil {
+			t.Errorf("%s: ROOTCA lets a foreign client in", what)
+		}
+	}
+	wait("before anything is known", false)
+	file := filepath.Join(t.TempDir(), "foreign.json")
+	writeFile(t, file, string(bundle), 0o600)
+	MustRun(t, "trust", "import", "foreign.test", file, "-c", s.Config)
+	wait("once it is imported", true)
+
+	s.Kill()
+	a.Kill()
+	a.Start(t)
+	a.WaitFor(t, 30*time.Second, "has the foreign roots that it kept", func() error {
+		data, err := os.ReadFile(a.Socket + ".bundle.federation")
+		if err != nil || !strings.Contains(string(data), `"federation":`) {
+			return fmt.Errorf("kept is %q, %v", data, err)
+		}
+		return nil
+	})
+	wait("while the server is away", true)
+	s.Start(t)
+	s.WaitReady(t)
+	MustRun(t, "trust", "forget", "foreign.test", "-c", s.Config)
+	wait("once it is forgotten", false)
 }

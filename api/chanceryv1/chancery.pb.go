@@ -4133,9 +4133,12 @@ type GetStatusResponse struct {
 	// Absent from servers that know one kind of store only.
 	Store *GetStatusResponse_Store `protobuf:"bytes,16,opt,name=store,proto3" json:"store,omitempty"`
 	// The rotation under way; absent if there is none.
-	Rotation      *Rotation `protobuf:"bytes,17,opt,name=rotation,proto3" json:"rotation,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Rotation *Rotation `protobuf:"bytes,17,opt,name=rotation,proto3" json:"rotation,omitempty"`
+	// What keeps a server that drives from signing requests in Kubernetes, and from publishing roots there; empty if nothing does.
+	SigningError    string `protobuf:"bytes,50,opt,name=signing_error,json=signingError,proto3" json:"signing_error,omitempty"`
+	PublishingError string `protobuf:"bytes,51,opt,name=publishing_error,json=publishingError,proto3" json:"publishing_error,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *GetStatusResponse) Reset() {
@@ -4285,6 +4288,20 @@ func (x *GetStatusResponse) GetRotation() *Rotation {
 		return x.Rotation
 	}
 	return nil
+}
+
+func (x *GetStatusResponse) GetSigningError() string {
+	if x != nil {
+		return x.SigningError
+	}
+	return ""
+}
+
+func (x *GetStatusResponse) GetPublishingError() string {
+	if x != nil {
+		return x.PublishingError
+	}
+	return ""
 }
 
 type ListTrustRequest struct {
@@ -6207,7 +6224,7 @@ const file_chancery_proto_rawDesc = "" +
 	"generation\x12 \n" +
 	"\vcertificate\x18\x05 \x01(\fR\vcertificate\x124\n" +
 	"\atainted\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\atainted\"\x12\n" +
-	"\x10GetStatusRequest\"\x95\x17\n" +
+	"\x10GetStatusRequest\"\xe5\x17\n" +
 	"\x11GetStatusResponse\x12.\n" +
 	"\x04time\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x124\n" +
 	"\astarted\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\astarted\x12!\n" +
@@ -6226,7 +6243,9 @@ const file_chancery_proto_rawDesc = "" +
 	"\twas_ready\x18\x0e \x01(\bR\bwasReady\x127\n" +
 	"\x04crls\x18\x0f \x01(\v2#.chancery.v1.GetStatusResponse.CrlsR\x04crls\x12:\n" +
 	"\x05store\x18\x10 \x01(\v2$.chancery.v1.GetStatusResponse.StoreR\x05store\x121\n" +
-	"\brotation\x18\x11 \x01(\v2\x15.chancery.v1.RotationR\brotation\x1a\xff\x01\n" +
+	"\brotation\x18\x11 \x01(\v2\x15.chancery.v1.RotationR\brotation\x12#\n" +
+	"\rsigning_error\x182 \x01(\tR\fsigningError\x12)\n" +
+	"\x10publishing_error\x183 \x01(\tR\x0fpublishingError\x1a\xff\x01\n" +
 	"\bDocument\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\x04R\aversion\x12\x1e\n" +
 	"\n" +

@@ -46,6 +46,7 @@ func Judge(s *State) []Finding {
 	all = append(all, s.judgeCRLs()...)
 	all = append(all, s.judgeRotation()...)
 	all = append(all, s.judgeClusters()...)
+	all = append(all, s.judgeKubernetes()...)
 	all = append(all, s.judgeRequests()...)
 	Sort(all)
 	return all

@@ -14,6 +14,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -92,6 +93,9 @@ func NewIssuer(c IssuerConfig) (*Issuer, error) {
 	path, err := verifySigningChain(c.Chain, c.Bundle, time.Now())
 	if err != nil {
 		return nil, fmt.Errorf("issuing certificate %q: %w", cert.Subject, err)
+	}
+	if of := c.Bundle.Of(c.Domain); of == nil || !slices.ContainsFunc(of.Roots(), path[len(path)-1].Equal) { // nobody would take its leaves (decision D10)
+		return nil, fmt.Errorf("issuing certificate %q: its root %q is not one of trust domain %s", cert.Subject, path[len(path)-1].Subject, c.Domain)
 	}
 	i := &Issuer{
 		domain: c.Domain, name: cert.RawSubject, ski: cert.SubjectKeyId, key: c.Key, algorithm: alg, cert: cert, bundle: c.Bundle,

@@ -147,7 +147,7 @@ func (s *Service) byToken(ctx context.Context, cred credentialsOf) (caller, *Den
 		return caller{}, asDenial(err)
 	}
 	who.Cluster, who.Method = name, MethodToken
-	if who.ID, err = trust.WorkloadID(s.domain, who.Namespace, who.ServiceAccount); err != nil {
+	if who.ID, err = trust.WorkloadID(s.present(), who.Namespace, who.ServiceAccount); err != nil {
 		return caller{}, unauthenticated(ReasonTokenMalformed, "namespace and service account make no SPIFFE ID: %v", err)
 	}
 	who.AttestedAt = time.Now()
@@ -187,11 +187,11 @@ func (s *Service) clusterNames() []string {
 // byCertificate accepts a current SVID of ours for a renewal of the same identity, as long as its last token is not
 // too old and its pod lives (decision D16).
 func (s *Service) byCertificate(ctx context.Context, cred credentialsOf) (caller, *Denial) {
-	issuer, err := s.issuer()
+	pair, err := s.issuers()
 	if err != nil {
 		return caller{}, notReady(err)
 	}
-	id, paths, err := trust.Verify(cred.certs, trust.Only(issuer.Bundle()), time.Now())
+	id, paths, err := trust.Verify(cred.certs, trust.Only(pair.First.Bundle()), time.Now()) // of each trust domain of ours by its own roots
 	if err != nil {
 		return caller{}, unauthenticated(ReasonSVID, "%v", err)
 	}
@@ -264,7 +264,7 @@ func (s *Service) stillAllowed(id trust.ID, c caller) *Denial {
 	if d := cmp.Or(s.notRevoked(id, c.shown), s.notTainted(c.paths)); d != nil {
 		return d
 	}
-	if _, err := s.issuer(); err != nil { // such as one that was told of a taint meanwhile (decision D4)
+	if _, err := s.issuers(); err != nil { // such as one that was told of a taint meanwhile (decision D4)
 		return notReady(err)
 	}
 	return nil

@@ -88,6 +88,7 @@ const (
 	ReasonSVID           = "SVID_INVALID"         // the client certificate does not verify
 	ReasonAttestationAge = "ATTESTATION_TOO_OLD"  // renewal by certificate needs a fresh token first
 	ReasonIdentity       = "IDENTITY_NOT_ALLOWED" // requested ID is not the caller's, reserved, or malformed
+	ReasonDomain         = "TRUST_DOMAIN_NOT_NOW" // requested ID is of a trust domain that is not issued in this phase of a migration
 	ReasonRevoked        = "IDENTITY_REVOKED"     // gets nothing until it is restored
 	ReasonSVIDRevoked    = "SVID_REVOKED"         // the client certificate is revoked; come with a token
 	ReasonSVIDTainted    = "SVID_ISSUER_TAINTED"  // the key of an authority above the client certificate is; come with a token

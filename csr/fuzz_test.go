@@ -49,9 +49,9 @@ func FuzzMessages(f *testing.F) {
 				t.Errorf("%v became the caller's own identity", v)
 			}
 			if der, d := decodePEM(i.GetCsr()); d == nil {
-				pub, d := parseCSR(der, id)
+				pub, d := parseCSR(der, id, only(id))
 				r := chanceryv1.CertificateRequest{Csr: der}
-				again, d2 := parseCSR(r.GetCsr(), id)
+				again, d2 := parseCSR(r.GetCsr(), id, only(id))
 				if (pub == nil) != (again == nil) || (d == nil) != (d2 == nil) {
 					t.Errorf("one CSR, two answers: %v, %v", d, d2)
 				}
@@ -66,7 +66,7 @@ func FuzzMessages(f *testing.F) {
 			if ttl, d := lifetimeOf(r); d == nil && l != nil && (ttl.Seconds() > float64(l.GetSeconds())+1 || ttl.Seconds() < float64(l.GetSeconds())-1) {
 				t.Errorf("%v became %s", l, ttl)
 			}
-			if pub, d := parseCSR(r.GetCsr(), id); (pub == nil) == (d == nil) {
+			if pub, d := parseCSR(r.GetCsr(), id, only(id)); (pub == nil) == (d == nil) {
 				t.Errorf("key %v and refusal %v", pub, d)
 			} else if d != nil && strings.Contains(d.Detail, "\x00") {
 				t.Errorf("raw bytes in %q", d.Detail)

@@ -7,32 +7,63 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/chancery-project/chancery/ca"
+	"github.com/chancery-project/chancery/csr/answers"
+	"github.com/chancery-project/chancery/csr/lines"
 	"github.com/chancery-project/chancery/trust"
 )
 
-// identity returns the ID to issue and its attestation: the caller's own, or, for a node agent, that of a pod on its
-// node (ImpersonatedIdentity, decisions D16 to D18).
-func (s *Service) identity(ctx context.Context, c caller, asked string) (trust.ID, *ca.Attestation, *Denial) {
-	if asked == "" || asked == c.ID.String() {
-		return c.ID, &c.attestation, nil
+// identity returns the ID to issue, by what, and its attestation: the caller's own, or, for a node agent, that of a pod on its
+// node (ImpersonatedIdentity, decisions D16 to D18). The caller's own comes in the trust domain that a migration's plan gives it; one that was
+// asked for by name over Istio's API, or by a node agent, as it was asked for or not at all.
+func (s *Service) identity(ctx context.Context, call *lines.Call, c caller, a ask) (*answers.Chains, trust.ID, *ca.Attestation, *Denial) {
+	if a.identity == "" {
+		return planned(call, c.ID, &c.attestation)
 	}
-	id, err := trust.ParseID(asked)
+	id, err := trust.ParseID(a.identity)
+	if err == nil {
+		err = call.Check(id)
+	}
 	if err != nil {
-		return trust.ID{}, nil, notAllowed("%v", err)
+		return nil, trust.ID{}, nil, notAllowed("%v", err)
+	}
+	if id.Path() == c.ID.Path() {
+		if a.api == apiNative {
+			return planned(call, id, &c.attestation)
+		}
+		return exactly(call, id, &c.attestation)
 	}
 	namespace, account, ok := id.Workload()
 	switch {
-	case id.Domain() != s.domain:
-		return trust.ID{}, nil, notAllowed("%s is not in trust domain %s", id, s.domain)
 	case id.Reserved() || !ok:
-		return trust.ID{}, nil, notAllowed("%s is not a workload's identity", id)
+		return nil, trust.ID{}, nil, notAllowed("%s is not a workload's identity", id)
 	case c.Method != MethodToken || c.PodUID == "":
-		return trust.ID{}, nil, &Denial{Code: codes.PermissionDenied, Reason: ReasonTokenNoPod, Detail: fmt.Sprintf("to ask for %s, %s needs its pod's token", id, c.ID)}
+		return nil, trust.ID{}, nil, &Denial{Code: codes.PermissionDenied, Reason: ReasonTokenNoPod, Detail: fmt.Sprintf("to ask for %s, %s needs its pod's token", id, c.ID)}
 	}
 	if err := s.clusters[c.Cluster].Cluster.OnNode(ctx, c.Caller, namespace, account); err != nil {
-		return trust.ID{}, nil, asDenial(err)
+		return nil, trust.ID{}, nil, asDenial(err)
 	}
-	return id, &ca.Attestation{Cluster: c.Cluster, Node: c.Node, Time: c.AttestedAt}, nil
+	return exactly(call, id, &ca.Attestation{Cluster: c.Cluster, Node: c.Node, Time: c.AttestedAt})
+}
+
+// planned returns an identity in the trust domain in which it gets its certificates now.
+func planned(call *lines.Call, id trust.ID, att *ca.Attestation) (*answers.Chains, trust.ID, *ca.Attestation, *Denial) {
+	by, as, err := call.For(id)
+	if err != nil {
+		return nil, as, nil, notReady(err)
+	}
+	return by, as, att, nil
+}
+
+// exactly returns an identity as it is, or a denial that says what to ask for (decision D17).
+func exactly(call *lines.Call, id trust.ID, att *ca.Attestation) (*answers.Chains, trust.ID, *ca.Attestation, *Denial) {
+	by, denied, err := call.As(id)
+	switch {
+	case err != nil:
+		return nil, id, nil, notReady(err)
+	case denied != nil:
+		return nil, id, nil, &Denial{Code: codes.PermissionDenied, Reason: ReasonDomain, Detail: denied.Error()}
+	}
+	return by, id, att, nil
 }
 
 func notAllowed(format string, args ...any) *Denial {

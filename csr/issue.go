@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/time/rate"
@@ -15,20 +16,26 @@ import (
 
 	"github.com/chancery-project/chancery/ca"
 	"github.com/chancery-project/chancery/ca/audit"
+	"github.com/chancery-project/chancery/ca/authority/held"
 	"github.com/chancery-project/chancery/ca/revocation"
 	"github.com/chancery-project/chancery/csr/admission"
 	"github.com/chancery-project/chancery/csr/agents"
 	"github.com/chancery-project/chancery/csr/answers"
 	"github.com/chancery-project/chancery/csr/evidence"
+	"github.com/chancery-project/chancery/csr/lines"
 	"github.com/chancery-project/chancery/trust"
 )
 
 // Config is what a Service is made of.
 type Config struct {
-	Domain    trust.Domain
-	Issuer    func() (*ca.Issuer, error) // the issuer of the moment; an error means not ready
-	Profile   *ca.Profile                // of workload certificates
-	Clusters  map[string]ClusterConfig   // by name, as in the metadata clusterid
+	Domain  trust.Domain
+	Present func() trust.Domain // the domain of callers by token, where a migration may change it; nil: Domain
+	// Issuers returns what signs at the moment; an error means not ready. Issuer is for who has one trust domain; one of both is set.
+	Issuers   func() (*held.Pair, error)
+	Issuer    func() (*ca.Issuer, error)
+	Aliases   []trust.Domain           // identities of which count as ours where a request names one; none is ever issued
+	Profile   *ca.Profile              // of workload certificates
+	Clusters  map[string]ClusterConfig // by name, as in the metadata clusterid
 	Admission admission.Config
 	Log       *audit.Log
 	Sampler   *ca.Sampler
@@ -52,8 +59,9 @@ type Config struct {
 
 // Service answers certificate requests. Its methods are safe for concurrent use.
 type Service struct {
-	domain      trust.Domain
-	issuer      func() (*ca.Issuer, error)
+	present     func() trust.Domain
+	issuers     func() (*held.Pair, error)
+	aliases     []trust.Domain
 	profile     *ca.Profile
 	clusters    map[string]ClusterConfig
 	admission   *admission.Admission
@@ -63,7 +71,7 @@ type Service struct {
 	metrics     *Metrics
 	denials     *rate.Limiter // of audit records that anybody on the network can cause
 	faults      *rate.Limiter // of audit records on faults of ours
-	chains      answers.Cache
+	chains      lines.Cache
 	bundles     *answers.Bundles
 	tainted     func(*x509.Certificate) bool
 	revocations func() *revocation.Set
@@ -78,6 +86,12 @@ type Service struct {
 func NewService(c Config) (*Service, error) {
 	if len(c.Clusters) == 0 {
 		return nil, errors.New("no clusters configured: nobody could ask for a certificate")
+	}
+	if c.Present == nil {
+		c.Present = func() trust.Domain { return c.Domain }
+	}
+	if c.Issuers == nil {
+		c.Issuers = alone(c.Issuer)
 	}
 	if c.Revocations == nil {
 		c.Revocations = func() *revocation.Set { return nil }
@@ -97,9 +111,26 @@ func NewService(c Config) (*Service, error) {
 	return &Service{
 		maxAge: c.MaxConnectionAge, drainDelay: c.DrainDelay,
 		revocations: c.Revocations, agents: c.Agents, ledger: c.Agents.Ledger(), checkpoints: c.Checkpoints, bundles: c.Bundles, tainted: c.Tainted,
-		domain: c.Domain, issuer: c.Issuer, profile: c.Profile, clusters: c.Clusters, admission: admission.New(c.Admission),
+		present: c.Present, issuers: c.Issuers, aliases: c.Aliases, profile: c.Profile, clusters: c.Clusters, admission: admission.New(c.Admission),
 		log: c.Log, sampler: c.Sampler, logger: c.Logger, metrics: c.Metrics, denials: rate.NewLimiter(100, 1000), faults: rate.NewLimiter(100, 1000),
 	}, nil
+}
+
+// alone makes what signs of one issuer.
+func alone(issuer func() (*ca.Issuer, error)) func() (*held.Pair, error) {
+	var last atomic.Pointer[held.Pair]
+	return func() (*held.Pair, error) {
+		i, err := issuer()
+		if err != nil {
+			return nil, err
+		}
+		p := last.Load()
+		if p == nil || p.First.Issuer != i {
+			p = held.Alone(i)
+			last.Store(p)
+		}
+		return p, nil
+	}
 }
 
 // requester is what the audit log says of who asked.
@@ -128,40 +159,40 @@ type ask struct {
 }
 
 // issue decides on one request of an authenticated caller and has it signed, by the issuer of the call.
-func (s *Service) issue(ctx context.Context, shared *answers.Chains, c caller, a ask) (*ca.Certificate, trust.ID, *Denial) {
+func (s *Service) issue(ctx context.Context, call *lines.Call, c caller, a ask) (*answers.Chains, *ca.Certificate, trust.ID, *Denial) {
 	if d := s.admit(ctx, c); d != nil {
-		return nil, trust.ID{}, d
+		return nil, nil, trust.ID{}, d
 	}
 	defer s.admission.Release()
-	id, att, d := s.identity(ctx, c, a.identity)
+	shared, id, att, d := s.identity(ctx, call, c, a)
 	if d != nil {
-		return nil, trust.ID{}, d
+		return nil, nil, trust.ID{}, d
 	}
 	if d := s.stillAllowed(id, c); d != nil {
-		return nil, id, d
+		return nil, nil, id, d
 	}
-	pub, d := parseCSR(a.csr, id)
+	pub, d := parseCSR(a.csr, id, func(name string) bool { return call.Says(name, id, s.aliases) })
 	if d != nil {
-		return nil, id, d
+		return nil, nil, id, d
 	}
 	token, err := shared.Issuer().Prepare(s.profile, ca.Request{
 		ID: id, PublicKey: pub, TTL: a.lifetime, Attestation: att, Requester: c.requester(),
 	})
 	if err != nil {
-		return nil, id, refusal(err)
+		return nil, nil, id, refusal(err)
 	}
 	if err := s.ledger.Reserve(ctx, token.NotAfter()); err != nil {
-		return nil, id, notReady(err)
+		return nil, nil, id, notReady(err)
 	}
 	cert, err := shared.Issuer().Issue(ctx, token)
 	if err != nil {
-		return nil, id, refusal(err)
+		return nil, nil, id, refusal(err)
 	}
 	s.sampler.Offer(cert)
 	name := id.String()
 	s.agents.Issued(a.api, name, cert.NotAfter)
 	s.note(c, name, a.agent, shared.Leaf(cert))
-	return cert, id, nil
+	return shared, cert, id, nil
 }
 
 // note tells the ledger who was given a certificate (decisions D1 and D3).

@@ -12,7 +12,7 @@ import (
 
 	"github.com/chancery-project/chancery/ca"
 	"github.com/chancery-project/chancery/csr/agents"
-	"github.com/chancery-project/chancery/csr/answers"
+	"github.com/chancery-project/chancery/csr/lines"
 )
 
 const apiIstio = agents.Istio
@@ -37,8 +37,8 @@ func (s *Service) istioService() *grpc.ServiceDesc {
 // The answer's chain has the leaf first, each intermediate an element, all roots in the last element.
 func (s *Service) createCertificate(ctx context.Context, read func(proto.Message) error) (proto.Message, error) {
 	start := time.Now()
-	shared, c, d := s.begin(ctx)
-	defer shared.Leave()
+	call, c, d := s.begin(ctx)
+	defer call.Leave()
 	r := new(istio.IstioCertificateRequest)
 	if d == nil {
 		if err := read(r); err != nil {
@@ -47,7 +47,7 @@ func (s *Service) createCertificate(ctx context.Context, read func(proto.Message
 	}
 	var chain []string
 	if d == nil {
-		chain, d = s.istioChain(ctx, shared, c, r)
+		chain, d = s.istioChain(ctx, call, c, r)
 	}
 	s.metrics.observe(apiIstio, c.Method, outcome(d), time.Since(start))
 	if d == nil {
@@ -58,7 +58,7 @@ func (s *Service) createCertificate(ctx context.Context, read func(proto.Message
 	return nil, istioError(c, asked, d)
 }
 
-func (s *Service) istioChain(ctx context.Context, shared *answers.Chains, c caller, r *istio.IstioCertificateRequest) ([]string, *Denial) {
+func (s *Service) istioChain(ctx context.Context, call *lines.Call, c caller, r *istio.IstioCertificateRequest) ([]string, *Denial) {
 	ttl, err := ca.Seconds(r.GetValidityDuration())
 	if err != nil {
 		return nil, &Denial{Code: codes.InvalidArgument, Reason: ReasonLifetime, Detail: err.Error()}
@@ -67,7 +67,7 @@ func (s *Service) istioChain(ctx context.Context, shared *answers.Chains, c call
 	if d != nil {
 		return nil, d
 	}
-	cert, _, d := s.issue(ctx, shared, c, ask{csr: der, identity: impersonated(r), lifetime: ttl, api: apiIstio})
+	shared, cert, _, d := s.issue(ctx, call, c, ask{csr: der, identity: impersonated(r), lifetime: ttl, api: apiIstio})
 	if d != nil {
 		return nil, d
 	}
@@ -91,7 +91,7 @@ func istioError(c caller, asked string, d *Denial) error {
 	switch {
 	case d.Code == codes.Unauthenticated && c.ID.IsZero():
 		return d.status("request authenticate failure")
-	case asked != "" && (d.Code == codes.Unauthenticated || d.Code == codes.PermissionDenied) && d.Reason != ReasonCSRNames:
+	case asked != "" && (d.Code == codes.Unauthenticated || d.Code == codes.PermissionDenied) && d.Reason != ReasonCSRNames && d.Reason != ReasonDomain: // these say what to ask for
 		as := *d
 		as.Code = codes.Unauthenticated
 		return as.status("request impersonation authentication failure")

@@ -7,10 +7,10 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/chancery-project/chancery/ca"
 	"github.com/chancery-project/chancery/ca/audit"
-	"github.com/chancery-project/chancery/csr/answers"
+	"github.com/chancery-project/chancery/ca/authority/held"
 	"github.com/chancery-project/chancery/csr/evidence"
+	"github.com/chancery-project/chancery/csr/lines"
 )
 
 // method describes a unary call whose handler decides when the request is read. gRPC's own unary handlers are given a
@@ -32,15 +32,14 @@ func method(name string, handle func(ctx context.Context, read func(proto.Messag
 
 // begin takes the snapshot that a call is answered from, for leaf, chain and bundle (invariant 6), and finds out who calls. What it
 // returns has to be left, also with a denial.
-func (s *Service) begin(ctx context.Context) (*answers.Chains, caller, *Denial) {
+func (s *Service) begin(ctx context.Context) (*lines.Call, caller, *Denial) {
 	var err error
-	r := evidence.Enter(s.ledger, func() (*answers.Chains, *evidence.Calls) {
-		var issuer *ca.Issuer
-		if issuer, err = s.issuer(); err != nil {
+	r := evidence.Enter(s.ledger, func() (*lines.Call, *evidence.Calls) {
+		var pair *held.Pair
+		if pair, err = s.issuers(); err != nil {
 			return nil, nil
 		}
-		r := s.chains.Of(issuer, s.ledger)
-		return r, r.Calls()
+		return s.chains.Of(pair, s.ledger)
 	})
 	if err != nil {
 		return nil, caller{}, notReady(err)

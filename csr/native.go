@@ -18,6 +18,7 @@ import (
 	"github.com/chancery-project/chancery/csr/agents"
 	"github.com/chancery-project/chancery/csr/answers"
 	"github.com/chancery-project/chancery/csr/evidence"
+	"github.com/chancery-project/chancery/csr/lines"
 )
 
 const (
@@ -72,8 +73,8 @@ func (s *Service) getBundle(g grpc.ServerStream) error {
 // issueBatch signs a batch. It fails as a whole only for its caller or its size; each request has a result of its own.
 func (s *Service) issueBatch(ctx context.Context, read func(proto.Message) error) (proto.Message, error) {
 	start := time.Now()
-	shared, c, d := s.begin(ctx)
-	defer shared.Leave()
+	call, c, d := s.begin(ctx)
+	defer call.Leave()
 	if d != nil {
 		return nil, s.refuse(c, d, start)
 	}
@@ -87,11 +88,12 @@ func (s *Service) issueBatch(ctx context.Context, read func(proto.Message) error
 	if n := len(r.GetAgent()); n != 0 && n != evidence.AgentID {
 		return nil, s.refuse(c, badCSR("the agent's ID has %d bytes; it should have %d, or none", n, evidence.AgentID), start)
 	}
+	shared := call.Chains()
 	resp := &chanceryv1.IssueResponse{Bundle: shared.Bundle(), Checkpoints: s.checkpoints()}
 	resp.SignedBundle, _ = s.bundles.Signed(shared.Issuer().Bundle()) // of the same snapshot; why there is none, the log says
 	for _, one := range r.GetRequests() {
 		begun := time.Now()
-		result, d := s.result(ctx, shared, c, r.GetAgent(), one)
+		result, d := s.result(ctx, call, c, r.GetAgent(), one)
 		s.metrics.observe(apiNative, c.Method, outcome(d), time.Since(begun))
 		if d != nil {
 			s.denied(c, one.GetSpiffeId(), d)
@@ -107,15 +109,16 @@ func (s *Service) refuse(c caller, d *Denial, start time.Time) error {
 	return d.status(d.message(c))
 }
 
-func (s *Service) result(ctx context.Context, shared *answers.Chains, c caller, agent []byte, r *chanceryv1.CertificateRequest) (*chanceryv1.Result, *Denial) {
+func (s *Service) result(ctx context.Context, call *lines.Call, c caller, agent []byte, r *chanceryv1.CertificateRequest) (*chanceryv1.Result, *Denial) {
 	if t := r.GetReplacesUntil(); t != nil { // a connection may show an older SVID, or none
 		c.svidEnds = t.AsTime()
 	}
 	ttl, d := lifetimeOf(r)
+	var shared *answers.Chains
 	var cert *ca.Certificate
 	var id fmt.Stringer
 	if d == nil {
-		cert, id, d = s.issue(ctx, shared, c, ask{r.GetCsr(), r.GetSpiffeId(), ttl, apiNative, agent})
+		shared, cert, id, d = s.issue(ctx, call, c, ask{r.GetCsr(), r.GetSpiffeId(), ttl, apiNative, agent})
 	}
 	if d != nil {
 		refusal := &chanceryv1.Refusal{Code: uint32(d.Code), Reason: d.Reason, Message: d.message(c)}

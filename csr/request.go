@@ -37,8 +37,9 @@ func decodePEM(s string) ([]byte, *Denial) {
 }
 
 // parseCSR checks a request in DER and returns the public key, the one thing that is taken from it (invariant 2). The
-// key is judged before the signature, whose cost grows with it. Names must agree with id (decision D17).
-func parseCSR(der []byte, id trust.ID) (crypto.PublicKey, *Denial) {
+// key is judged before the signature, whose cost grows with it. Names must say id, in this or another trust
+// domain of ours (decision D17).
+func parseCSR(der []byte, id trust.ID, says func(name string) bool) (crypto.PublicKey, *Denial) {
 	if len(der) == 0 || len(der) > maxCSR {
 		return nil, badCSR("the CSR has %d bytes of DER; 1 to %d are read", len(der), maxCSR)
 	}
@@ -52,7 +53,7 @@ func parseCSR(der []byte, id trust.ID) (crypto.PublicKey, *Denial) {
 	if err := req.CheckSignature(); err != nil {
 		return nil, badCSR("the CSR's signature does not prove possession of its key: %v", err)
 	}
-	if err := checkNames(req, id); err != nil {
+	if err := checkNames(req, id, says); err != nil {
 		return nil, &Denial{Code: codes.PermissionDenied, Reason: ReasonCSRNames, Detail: err.Error()}
 	}
 	return req.PublicKey, nil
@@ -62,18 +63,18 @@ func badCSR(format string, args ...any) *Denial {
 	return &Denial{Code: codes.InvalidArgument, Reason: ReasonCSR, Detail: fmt.Sprintf(format, args...)}
 }
 
-// checkNames accepts no names, or the identity's own: as the only URI SAN, and as the common name. Istio's agents send
+// checkNames accepts no names, or those that say the identity: as the only URI SAN, and as the common name. Istio's agents send
 // an organisation with an empty value, which names nobody.
-func checkNames(req *pkcs10.Request, id trust.ID) error {
+func checkNames(req *pkcs10.Request, id trust.ID, says func(name string) bool) error {
 	for _, a := range req.Subject {
-		if len(a.Value) > 0 && (a.Tag != cbasn1.UTF8String && a.Tag != cbasn1.PrintableString && a.Tag != cbasn1.IA5String || string(a.Value) != id.String()) {
+		if len(a.Value) > 0 && (a.Tag != cbasn1.UTF8String && a.Tag != cbasn1.PrintableString && a.Tag != cbasn1.IA5String || !says(string(a.Value))) {
 			return fmt.Errorf("the CSR's subject has %s=%.80q; leave the subject empty, the identity is %s", dotted(a.OID), a.Value, id)
 		}
 	}
 	if req.SAN == nil {
 		return nil
 	}
-	return onlyURI(req.SAN, id)
+	return onlyURI(req.SAN, id, says)
 }
 
 // dotted writes an OID as people know it.
@@ -89,7 +90,7 @@ func dotted(octets []byte) string {
 
 // onlyURI reads subject alternative names itself: crypto/x509 skips some types of names in silence, and what it returns
 // as a URI has lost an empty fragment and the case of its scheme.
-func onlyURI(value []byte, id trust.ID) error {
+func onlyURI(value []byte, id trust.ID, says func(name string) bool) error {
 	der, names := cryptobyte.String(value), cryptobyte.String(nil)
 	if !der.ReadASN1(&names, cbasn1.SEQUENCE) || !der.Empty() {
 		return fmt.Errorf("the CSR's subject alternative names do not parse")
@@ -102,7 +103,7 @@ func onlyURI(value []byte, id trust.ID) error {
 			return fmt.Errorf("the CSR's subject alternative names do not parse")
 		case tag != cbasn1.Tag(6).ContextSpecific():
 			return fmt.Errorf("the CSR asks for a name of type %d (%.80q); only the SPIFFE ID as a URI is issued", tag&0x1f, []byte(name))
-		case string(name) != id.String():
+		case !says(string(name)):
 			return fmt.Errorf("the CSR asks for the URI %.120q; the identity is %s", []byte(name), id)
 		case !first:
 			return fmt.Errorf("the CSR has more than one URI; an SVID has exactly one, %s", id)

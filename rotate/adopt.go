@@ -18,7 +18,7 @@ func (u *Unfit) Error() string {
 // Unwrap returns the details.
 func (u *Unfit) Unwrap() error { return u.err }
 
-// Adopt takes over the roots and CRLs of the trust domain as they are now; they show with the SVID as one snapshot. It
+// Adopt takes over the roots and CRLs of the trust domain as they are now, and those of its kin; they show with the SVID as one snapshot. It
 // refuses, by an *Unfit, a bundle that the SVID in use does not verify against (invariant 7), and by a *trust.Older one that has
 // been replaced.
 //
@@ -34,7 +34,7 @@ func (k *Keeper) Enforce(b *trust.Bundle) error { return k.adopt(b, true) }
 func (k *Keeper) adopt(b *trust.Bundle, enforce bool) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if b.Domain() != k.config.ID.Domain() {
+	if b.Of(k.config.ID.Domain()) == nil { // a migration makes another one of the authority's domains the first
 		return fmt.Errorf("the bundle is of %s; expected %s", b.Domain(), k.config.ID.Domain())
 	}
 	if b.Generation() < k.roots && k.works() {

@@ -13,11 +13,11 @@
 // The names that an Envoy may ask for:
 //
 //	default                   the caller's first identity: chain and key
-//	spiffe://TD/PATH          that identity, if it is one of the caller's
-//	ROOTCA                    validation context with the roots of the caller's own trust domain
-//	spiffe://TD               validation context with the roots of that trust domain
-//	ALL                       the SPIFFE validator with the roots of every trusted domain
-//	service:NS/NAME           ROOTCA's roots and a SAN matcher for each identity that the service may have
+//	spiffe://TD/PATH          that identity, if it is one of the caller's, in whichever of the authority's trust domains
+//	ROOTCA                    validation context with the roots of the authority's own trust domains
+//	spiffe://TD               validation context with the roots of that trust domain; nobody's, if it is a former one
+//	ALL                       the SPIFFE validator with the roots of every trusted domain, each for its own
+//	service:NS/NAME           a SAN matcher for each identity that the service may have, with the roots that vouch for these
 //	file-cert:CERT~KEY        chain and key from files
 //	file-root:CA              validation context with the roots in a file
 package sds

@@ -348,11 +348,11 @@ func TestNames(t *testing.T) {
 func TestUnknownNamesAreAnsweredOneByOne(t *testing.T) {
 	ca := newCA(t, "cluster.local")
 	web := ca.identity("/ns/foo/sa/web")
-	base := View{Identities: []*trust.Identity{web}, Bundles: []*trust.Bundle{ca.bundle()}, Naming: map[string][]trust.ID{"foo/empty": {}}}
+	base := View{Identities: []*trust.Identity{web}, Bundles: []*trust.Bundle{ca.bundle()}, Naming: map[string][]trust.ID{"foo/web": {web.ID}}}
 	box := newBox(&base)
 	a := start(t, Config{Attest: box.attest})
 	foreign := "spiffe://cluster.local/ns/foo/sa/other"
-	bad := []string{foreign, "spiffe://nowhere.test", "service:foo/empty", "service:foo/none", "file-cert:/etc/c~/etc/k",
+	bad := []string{foreign, "spiffe://nowhere.test", "service:foo", "service:foo/none", "file-cert:/etc/c~/etc/k",
 		"file-root:/etc/passwd", "kubernetes://secret", "", "spiffe://"}
 
 	c := a.sotw(append([]string{"default"}, bad...)...)

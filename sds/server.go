@@ -22,6 +22,7 @@ import (
 
 	"github.com/chancery-project/chancery/sds/consumers"
 	"github.com/chancery-project/chancery/sds/files"
+	"github.com/chancery-project/chancery/sds/holds"
 	"github.com/chancery-project/chancery/sds/secret"
 	"github.com/chancery-project/chancery/sds/socket"
 	"github.com/chancery-project/chancery/sds/wake"
@@ -43,6 +44,9 @@ type Config struct {
 	// nowhere.
 	Consumers func(Peer) *consumers.Table
 
+	// Services is told which services are asked for by name; see View.Asks. May be nil.
+	Services holds.Services
+
 	Logger  *slog.Logger // nil: nothing is logged
 	Metrics *Metrics     // nil: nothing is counted
 }
@@ -51,6 +55,7 @@ type Config struct {
 type Server struct {
 	cfg   Config
 	files *files.Watcher
+	holds holds.Holds
 	cache secret.Cache
 
 	wakes    wake.Hub      // what SDS streams wait on for changes of their views
@@ -82,6 +87,7 @@ func NewServer(cfg Config) (*Server, error) {
 	s := &Server{
 		cfg:      cfg,
 		files:    f,
+		holds:    holds.Holds{Files: f, Services: cfg.Services, Logger: cfg.Logger},
 		stopping: make(chan struct{}),
 		ran:      make(chan struct{}, 1),
 		streams:  make(map[*subscription]struct{}),

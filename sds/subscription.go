@@ -62,7 +62,7 @@ type subscription struct {
 // entry is one name of a subscription.
 type entry struct {
 	explicit bool             // asked for by name, not only through the wildcard
-	held     bool             // its files are held
+	held     bool             // its files, or its service, are held
 	told     bool             // the stream has been told that the name is unknown
 	sent     *secret.Resource // last sent; nil before that and once it has been removed
 	current  uint64           // newest view generation in which sent was the content of the name
@@ -200,13 +200,7 @@ func (sub *subscription) add(s *Server, name string) *entry {
 	if e == nil {
 		e = new(entry)
 		sub.names[name] = e
-		if ref, ok := view.FileRef(name); ok {
-			if err := s.files.Hold(ref); err != nil {
-				s.cfg.Logger.Warn("file name refused", "resource", name, "reason", err.Error())
-			} else {
-				e.held = true
-			}
-		}
+		e.held = s.holds.Hold(name)
 	}
 	return e
 }
@@ -241,8 +235,8 @@ func (sub *subscription) dropUnasked(s *Server) {
 
 // remove forgets a name. The caller holds mu.
 func (sub *subscription) remove(s *Server, name string) {
-	if ref, ok := view.FileRef(name); ok && sub.names[name].held {
-		s.files.Drop(ref)
+	if sub.names[name].held {
+		s.holds.Drop(name)
 	}
 	delete(sub.names, name)
 }

@@ -16,6 +16,7 @@ type Bundle struct {
 	generation uint64
 	roots      []*x509.Certificate
 	pool       *x509.CertPool
+	byKey      map[string]*x509.CertPool // the roots of each subject key identifier
 	crls       *CRLs
 	kin        []*Bundle // of the same authority; none has kin of its own
 }
@@ -31,7 +32,7 @@ func NewBundle(d Domain, generation uint64, roots []*x509.Certificate) (*Bundle,
 	}
 	sorted := slices.Clone(roots)
 	slices.SortFunc(sorted, func(a, b *x509.Certificate) int { return bytes.Compare(a.Raw, b.Raw) })
-	pool := x509.NewCertPool()
+	pool, byKey := x509.NewCertPool(), map[string]*x509.CertPool{}
 	for i, c := range sorted {
 		if !c.BasicConstraintsValid || !c.IsCA {
 			return nil, fmt.Errorf("bundle of %s: certificate %q is not a CA certificate", d, c.Subject)
@@ -43,8 +44,28 @@ func NewBundle(d Domain, generation uint64, roots []*x509.Certificate) (*Bundle,
 			return nil, fmt.Errorf("bundle of %s: certificate %q occurs twice", d, c.Subject)
 		}
 		pool.AddCert(c)
+		if key := string(c.SubjectKeyId); key != "" {
+			if byKey[key] == nil {
+				byKey[key] = x509.NewCertPool()
+			}
+			byKey[key].AddCert(c)
+		}
 	}
-	return &Bundle{domain: d, generation: generation, roots: sorted, pool: pool}, nil
+	return &Bundle{domain: d, generation: generation, roots: sorted, pool: pool, byKey: byKey}, nil
+}
+
+// poolFor returns those roots that a chain says it leads to, by key identifier; nil if it does not say, or names several.
+func (b *Bundle) poolFor(chain []*x509.Certificate) *x509.CertPool {
+	var found *x509.CertPool
+	for _, c := range chain {
+		if pool := b.byKey[string(c.AuthorityKeyId)]; pool != nil && pool != found {
+			if found != nil {
+				return nil
+			}
+			found = pool
+		}
+	}
+	return found
 }
 
 // Domain returns the trust domain that the roots vouch for.

@@ -9,11 +9,17 @@ import (
 	"fmt"
 )
 
-// MaxSignedBundle bounds the bytes of a bundle that are signed, and verified.
-const MaxSignedBundle = 1 << 20
+// MaxSignedBundle and MaxSignedFederation bound the bytes that are signed, and verified.
+const (
+	MaxSignedBundle     = 1 << 20
+	MaxSignedFederation = 1 << 20
+)
 
-// signedPrefix keeps a bundle's signature from passing for one of anything else.
-const signedPrefix = "chancery bundle v1\n"
+// What is signed begins with what it is, so that no signature passes for one of anything else.
+const (
+	bundlePrefix     = "chancery bundle v1\n"
+	federationPrefix = "chancery federation v1\n"
+)
 
 // SignedBundle is a bundle, serialized, whose truth does not depend on the connection that it came by (decision D6): it is signed by
 // a key that readers have pinned, and that has nothing to do with the keys of roots. What the bytes mean is for who reads them, after
@@ -24,38 +30,63 @@ type SignedBundle struct {
 	Key       []byte // public, 32 bytes
 }
 
+// SignedFederation is what a server knows of foreign trust domains, serialized, signed by the same key as a SignedBundle.
+type SignedFederation struct {
+	Federation []byte
+	Signature  []byte // Ed25519
+	Key        []byte // public, 32 bytes
+}
+
 // SignBundle signs a serialized bundle.
 func SignBundle(key ed25519.PrivateKey, bundle []byte) SignedBundle {
 	public := key.Public().(ed25519.PublicKey)
-	return SignedBundle{Bundle: bundle, Signature: ed25519.Sign(key, signedText(public, bundle)), Key: public}
+	return SignedBundle{Bundle: bundle, Signature: ed25519.Sign(key, signedText(bundlePrefix, public, bundle)), Key: public}
 }
 
-func signedText(key ed25519.PublicKey, bundle []byte) []byte {
+// SignFederation signs what is known of foreign trust domains, serialized.
+func SignFederation(key ed25519.PrivateKey, federation []byte) SignedFederation {
+	public := key.Public().(ed25519.PublicKey)
+	return SignedFederation{Federation: federation, Signature: ed25519.Sign(key, signedText(federationPrefix, public, federation)), Key: public}
+}
+
+func signedText(prefix string, key ed25519.PublicKey, content []byte) []byte {
 	sum := sha256.Sum256(key)
-	text := make([]byte, 0, len(signedPrefix)+len(sum)+len(bundle))
-	text = append(text, signedPrefix...)
+	text := make([]byte, 0, len(prefix)+len(sum)+len(content))
+	text = append(text, prefix...)
 	text = append(text, sum[:]...)
-	return append(text, bundle...)
+	return append(text, content...)
 }
 
 // Verify checks the signature by the pinned key. Nil stands for the key that came along: for who pins it now, at enrolment, and
 // trusts the connection for that.
 func (s SignedBundle) Verify(pinned ed25519.PublicKey) error {
+	return verifySigned("signed bundle", bundlePrefix, MaxSignedBundle, s.Bundle, s.Signature, s.Key, pinned)
+}
+
+// Verify checks the signature by the pinned key; without one nothing is right.
+func (s SignedFederation) Verify(pinned ed25519.PublicKey) error {
+	if pinned == nil {
+		return errors.New("signed federation: no bundle key is pinned that could vouch for it")
+	}
+	return verifySigned("signed federation", federationPrefix, MaxSignedFederation, s.Federation, s.Signature, s.Key, pinned)
+}
+
+func verifySigned(what, prefix string, most int, content, signature, key []byte, pinned ed25519.PublicKey) error {
 	switch {
-	case len(s.Bundle) == 0:
-		return errors.New("signed bundle: it is empty")
-	case len(s.Bundle) > MaxSignedBundle:
-		return fmt.Errorf("signed bundle: it has %d bytes; at most %d are read", len(s.Bundle), MaxSignedBundle)
-	case len(s.Key) != ed25519.PublicKeySize:
-		return fmt.Errorf("signed bundle: its key has %d bytes; an Ed25519 key has %d", len(s.Key), ed25519.PublicKeySize)
-	case len(s.Signature) != ed25519.SignatureSize:
-		return fmt.Errorf("signed bundle: its signature has %d bytes; one by Ed25519 has %d", len(s.Signature), ed25519.SignatureSize)
+	case len(content) == 0:
+		return fmt.Errorf("%s: it is empty", what)
+	case len(content) > most:
+		return fmt.Errorf("%s: it has %d bytes; at most %d are read", what, len(content), most)
+	case len(key) != ed25519.PublicKeySize:
+		return fmt.Errorf("%s: its key has %d bytes; an Ed25519 key has %d", what, len(key), ed25519.PublicKeySize)
+	case len(signature) != ed25519.SignatureSize:
+		return fmt.Errorf("%s: its signature has %d bytes; one by Ed25519 has %d", what, len(signature), ed25519.SignatureSize)
 	case pinned != nil && len(pinned) != ed25519.PublicKeySize:
-		return fmt.Errorf("signed bundle: the pinned key has %d bytes; an Ed25519 key has %d", len(pinned), ed25519.PublicKeySize)
-	case pinned != nil && !bytes.Equal(pinned, s.Key):
-		return fmt.Errorf("signed bundle: it is signed by the key %s; pinned is %s", KeyFingerprint(s.Key), KeyFingerprint(pinned))
-	case !ed25519.Verify(s.Key, signedText(s.Key, s.Bundle), s.Signature):
-		return fmt.Errorf("signed bundle: the signature by the key %s does not verify: it was changed on its way", KeyFingerprint(s.Key))
+		return fmt.Errorf("%s: the pinned key has %d bytes; an Ed25519 key has %d", what, len(pinned), ed25519.PublicKeySize)
+	case pinned != nil && !bytes.Equal(pinned, key):
+		return fmt.Errorf("%s: it is signed by the key %s; pinned is %s", what, KeyFingerprint(key), KeyFingerprint(pinned))
+	case !ed25519.Verify(key, signedText(prefix, key, content), signature):
+		return fmt.Errorf("%s: the signature by the key %s does not verify: it was changed on its way", what, KeyFingerprint(key))
 	}
 	return nil
 }
@@ -66,7 +97,7 @@ func KeyFingerprint(key []byte) string {
 	return hex.EncodeToString(sum[:16])
 }
 
-// BundleSigner signs bundles by one key.
+// BundleSigner signs bundles, and what is known of foreign ones, by one key.
 type BundleSigner struct{ key ed25519.PrivateKey }
 
 // NewBundleSigner returns a signer by a key.
@@ -74,6 +105,11 @@ func NewBundleSigner(key ed25519.PrivateKey) *BundleSigner { return &BundleSigne
 
 // Sign signs a serialized bundle.
 func (s *BundleSigner) Sign(bundle []byte) SignedBundle { return SignBundle(s.key, bundle) }
+
+// SignFederation signs what is known of foreign trust domains, serialized.
+func (s *BundleSigner) SignFederation(federation []byte) SignedFederation {
+	return SignFederation(s.key, federation)
+}
 
 // Public returns the public key, which agents pin.
 func (s *BundleSigner) Public() ed25519.PublicKey { return s.key.Public().(ed25519.PublicKey) }

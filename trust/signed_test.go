@@ -75,3 +75,42 @@ func FuzzSignedBundle(f *testing.F) {
 		}
 	})
 }
+
+// TestD6SignedFederation holds that what is said of foreign trust domains counts by the pinned key alone, and that no signature of one kind
+// passes for the other.
+func TestD6SignedFederation(t *testing.T) {
+	key, other := bundleKey(1), bundleKey(2)
+	pinned := key.Public().(ed25519.PublicKey)
+	good, bundle := SignFederation(key, []byte("foreign")), SignBundle(key, []byte("foreign"))
+	if err := good.Verify(pinned); err != nil {
+		t.Error(err)
+	}
+	if s := NewBundleSigner(key).SignFederation([]byte("foreign")); !bytes.Equal(s.Signature, good.Signature) || !bytes.Equal(s.Key, good.Key) {
+		t.Error("a signer signs something else")
+	}
+	for name, c := range map[string]struct {
+		s      SignedFederation
+		pinned ed25519.PublicKey
+		want   string
+	}{
+		"nothing":      {SignedFederation{}, pinned, "it is empty"},
+		"not pinned":   {good, nil, "no bundle key is pinned"},
+		"another key":  {SignFederation(other, []byte("foreign")), pinned, "pinned is " + KeyFingerprint(pinned)},
+		"other bytes":  {SignedFederation{[]byte("foreigm"), good.Signature, good.Key}, pinned, "does not verify"},
+		"of a bundle":  {SignedFederation{bundle.Bundle, bundle.Signature, bundle.Key}, pinned, "does not verify"},
+		"no signature": {SignedFederation{good.Federation, nil, good.Key}, pinned, "its signature has 0 bytes"},
+		"too large":    {SignFederation(key, make([]byte, MaxSignedFederation+1)), pinned, "at most"},
+	} {
+		if err := c.s.Verify(c.pinned); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: %v; want %q", name, err, c.want)
+		}
+	}
+	if err := (SignedBundle{good.Federation, good.Signature, good.Key}).Verify(pinned); err == nil {
+		t.Error("what was signed of foreign trust domains passes for a bundle")
+	}
+	sum := sha256.Sum256(pinned)
+	text := append(append([]byte("chancery federation v1\n"), sum[:]...), "foreign"...)
+	if !ed25519.Verify(pinned, text, good.Signature) {
+		t.Error("what is signed is not what chancery.proto says")
+	}
+}

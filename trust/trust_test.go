@@ -544,3 +544,40 @@ func FuzzParseKey(f *testing.F) {
 		}
 	})
 }
+
+// Key identifiers are hints: they say where to look first, and take nobody out of the bundle.
+func TestVerifyWhateverKeyIdentifiersSay(t *testing.T) {
+	root, other := newTestCA(t, "one name"), newTestCA(t, "one name")
+	cas := map[string]*testCA{
+		"of the root":  root.intermediate(t, "issuer", nil),
+		"of another":   {root.key, root.cert},
+		"of no issuer": {root.key, root.cert},
+		"none":         {root.key, root.cert},
+	}
+	leaves := map[string][]*x509.Certificate{}
+	for name, ca := range cas {
+		parent := *ca.cert
+		switch name {
+		case "of another":
+			parent.SubjectKeyId = other.cert.SubjectKeyId
+		case "of no issuer":
+			parent.SubjectKeyId = []byte("nobody")
+		case "none":
+			parent.SubjectKeyId = nil
+		}
+		leaf, _ := (&testCA{ca.key, &parent}).leaf(t, "spiffe://td/a", nil)
+		leaves[name] = []*x509.Certificate{leaf, ca.cert}
+	}
+	both, err := NewBundle(Domain{"td"}, 1, []*x509.Certificate{other.cert, root.cert})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, chain := range leaves {
+		if _, chains, err := Verify(chain, Only(both), time.Now()); err != nil || !chains[0][len(chains[0])-1].Equal(root.cert) {
+			t.Errorf("key identifier %s: %v", name, err)
+		}
+		if _, _, err := Verify(chain, Only(other.bundle(t, "td")), time.Now()); err == nil {
+			t.Errorf("key identifier %s: verified by a root that signed nothing", name)
+		}
+	}
+}

@@ -64,12 +64,15 @@ func Verify(chain []*x509.Certificate, bundleOf func(Domain) *Bundle, now time.T
 	for _, c := range chain[1:] {
 		intermediates.AddCert(c)
 	}
-	chains, err := chain[0].Verify(x509.VerifyOptions{
-		Roots:         b.pool,
-		Intermediates: intermediates,
-		CurrentTime:   now,
-		KeyUsages:     []x509.ExtKeyUsage{x509.ExtKeyUsageAny},
-	})
+	options := x509.VerifyOptions{Roots: b.poolFor(chain), Intermediates: intermediates, CurrentTime: now, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny}}
+	var chains [][]*x509.Certificate
+	if options.Roots != nil { // crypto/x509 tries the signature of each root of one name, also after it has found the one: 5 of them take three times as long
+		chains, err = chain[0].Verify(options)
+	}
+	if options.Roots == nil || err != nil { // what a certificate says of keys is a hint
+		options.Roots = b.pool
+		chains, err = chain[0].Verify(options)
+	}
 	if err != nil {
 		return ID{}, nil, fmt.Errorf("certificate of %s (serial %x, valid %s to %s): %w", id, chain[0].SerialNumber.Bytes(),
 			chain[0].NotBefore.UTC().Format(time.RFC3339), chain[0].NotAfter.UTC().Format(time.RFC3339), err)

@@ -682,9 +682,10 @@ type SyncUpdate struct {
 	SignedBundle *SignedBundle `protobuf:"bytes,7,opt,name=signed_bundle,json=signedBundle,proto3" json:"signed_bundle,omitempty"`
 	// Absent if no SVID has to be replaced before its time.
 	Reissue *Reissue `protobuf:"bytes,8,opt,name=reissue,proto3" json:"reissue,omitempty"`
-	// Absent from servers that federate with nobody, or have no bundle key.
+	// Absent from servers that have no bundle key, and from older ones: then what was known before stands. Who federates with nobody says so.
 	Federation *SignedFederation `protobuf:"bytes,9,opt,name=federation,proto3" json:"federation,omitempty"`
-	// Of each service in the agent's last SyncRequest.services, in their order; absent while the server has not read the objects that say so.
+	// Of each service in the agent's last SyncRequest.services, in their order, whenever there is something new to say of one; what is said of
+	// none stands, as while the server has not read the objects that say so. An update of version 0 brings this alone.
 	Naming        []*ServiceIdentities `protobuf:"bytes,10,rep,name=naming,proto3" json:"naming,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -4137,8 +4138,12 @@ type GetStatusResponse struct {
 	// What keeps a server that drives from signing requests in Kubernetes, and from publishing roots there; empty if nothing does.
 	SigningError    string `protobuf:"bytes,50,opt,name=signing_error,json=signingError,proto3" json:"signing_error,omitempty"`
 	PublishingError string `protobuf:"bytes,51,opt,name=publishing_error,json=publishingError,proto3" json:"publishing_error,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	// The foreign trust domains of which there are bundles, or shall be, by name.
+	Federation []*GetStatusResponse_Federated `protobuf:"bytes,40,rep,name=federation,proto3" json:"federation,omitempty"`
+	// Absent if others are shown no bundle.
+	BundleEndpoint *GetStatusResponse_BundleEndpoint `protobuf:"bytes,41,opt,name=bundle_endpoint,json=bundleEndpoint,proto3" json:"bundle_endpoint,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *GetStatusResponse) Reset() {
@@ -4304,6 +4309,20 @@ func (x *GetStatusResponse) GetPublishingError() string {
 	return ""
 }
 
+func (x *GetStatusResponse) GetFederation() []*GetStatusResponse_Federated {
+	if x != nil {
+		return x.Federation
+	}
+	return nil
+}
+
+func (x *GetStatusResponse) GetBundleEndpoint() *GetStatusResponse_BundleEndpoint {
+	if x != nil {
+		return x.BundleEndpoint
+	}
+	return nil
+}
+
 type ListTrustRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// One trust domain; empty: all.
@@ -4416,8 +4435,10 @@ type TrustedDomain struct {
 	// When this bundle was stored.
 	Since *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=since,proto3" json:"since,omitempty"`
 	// Of a foreign one: the bundle that was there before it; empty for none.
-	Previous      []byte        `protobuf:"bytes,6,opt,name=previous,proto3" json:"previous,omitempty"`
-	Relationship  *Relationship `protobuf:"bytes,7,opt,name=relationship,proto3" json:"relationship,omitempty"`
+	Previous     []byte        `protobuf:"bytes,6,opt,name=previous,proto3" json:"previous,omitempty"`
+	Relationship *Relationship `protobuf:"bytes,7,opt,name=relationship,proto3" json:"relationship,omitempty"`
+	// Who took a foreign one over: an admin, or the URL of its endpoint.
+	Actor         string `protobuf:"bytes,8,opt,name=actor,proto3" json:"actor,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4499,6 +4520,13 @@ func (x *TrustedDomain) GetRelationship() *Relationship {
 		return x.Relationship
 	}
 	return nil
+}
+
+func (x *TrustedDomain) GetActor() string {
+	if x != nil {
+		return x.Actor
+	}
+	return ""
 }
 
 // Relationship is how a foreign bundle is got, and how that goes.
@@ -4858,7 +4886,9 @@ type ShowNamingResponse struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
 	Services []*NamedService        `protobuf:"bytes,1,rep,name=services,proto3" json:"services,omitempty"`
 	// Services beyond 1,000 are counted only.
-	Omitted       uint64 `protobuf:"varint,2,opt,name=omitted,proto3" json:"omitted,omitempty"`
+	Omitted uint64 `protobuf:"varint,2,opt,name=omitted,proto3" json:"omitted,omitempty"`
+	// Each a cluster and what of it cannot be read now; what was last read of it counts.
+	Trouble       []string `protobuf:"bytes,3,rep,name=trouble,proto3" json:"trouble,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4905,6 +4935,13 @@ func (x *ShowNamingResponse) GetOmitted() uint64 {
 		return x.Omitted
 	}
 	return 0
+}
+
+func (x *ShowNamingResponse) GetTrouble() []string {
+	if x != nil {
+		return x.Trouble
+	}
+	return nil
 }
 
 type NamedService struct {
@@ -5046,6 +5083,139 @@ func (x *NamedIdentity) GetUntil() *timestamppb.Timestamp {
 	return nil
 }
 
+type GetStatusResponse_Federated struct {
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	TrustDomain string                 `protobuf:"bytes,1,opt,name=trust_domain,json=trustDomain,proto3" json:"trust_domain,omitempty"`
+	// When its bundle was taken over; absent if there is none yet.
+	Since *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=since,proto3" json:"since,omitempty"`
+	// How many roots that has.
+	Roots uint32 `protobuf:"varint,3,opt,name=roots,proto3" json:"roots,omitempty"`
+	// Absent where the config names none.
+	Relationship  *Relationship `protobuf:"bytes,4,opt,name=relationship,proto3" json:"relationship,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetStatusResponse_Federated) Reset() {
+	*x = GetStatusResponse_Federated{}
+	mi := &file_chancery_proto_msgTypes[73]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetStatusResponse_Federated) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetStatusResponse_Federated) ProtoMessage() {}
+
+func (x *GetStatusResponse_Federated) ProtoReflect() protoreflect.Message {
+	mi := &file_chancery_proto_msgTypes[73]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetStatusResponse_Federated.ProtoReflect.Descriptor instead.
+func (*GetStatusResponse_Federated) Descriptor() ([]byte, []int) {
+	return file_chancery_proto_rawDescGZIP(), []int{60, 0}
+}
+
+func (x *GetStatusResponse_Federated) GetTrustDomain() string {
+	if x != nil {
+		return x.TrustDomain
+	}
+	return ""
+}
+
+func (x *GetStatusResponse_Federated) GetSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Since
+	}
+	return nil
+}
+
+func (x *GetStatusResponse_Federated) GetRoots() uint32 {
+	if x != nil {
+		return x.Roots
+	}
+	return 0
+}
+
+func (x *GetStatusResponse_Federated) GetRelationship() *Relationship {
+	if x != nil {
+		return x.Relationship
+	}
+	return nil
+}
+
+type GetStatusResponse_BundleEndpoint struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Listen string                 `protobuf:"bytes,1,opt,name=listen,proto3" json:"listen,omitempty"`
+	// Why its certificate could not be read again; empty if it could.
+	Error string `protobuf:"bytes,2,opt,name=error,proto3" json:"error,omitempty"`
+	// When the certificate ends that it shows; absent if that is the server's own.
+	NotAfter      *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=not_after,json=notAfter,proto3" json:"not_after,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetStatusResponse_BundleEndpoint) Reset() {
+	*x = GetStatusResponse_BundleEndpoint{}
+	mi := &file_chancery_proto_msgTypes[74]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetStatusResponse_BundleEndpoint) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetStatusResponse_BundleEndpoint) ProtoMessage() {}
+
+func (x *GetStatusResponse_BundleEndpoint) ProtoReflect() protoreflect.Message {
+	mi := &file_chancery_proto_msgTypes[74]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetStatusResponse_BundleEndpoint.ProtoReflect.Descriptor instead.
+func (*GetStatusResponse_BundleEndpoint) Descriptor() ([]byte, []int) {
+	return file_chancery_proto_rawDescGZIP(), []int{60, 1}
+}
+
+func (x *GetStatusResponse_BundleEndpoint) GetListen() string {
+	if x != nil {
+		return x.Listen
+	}
+	return ""
+}
+
+func (x *GetStatusResponse_BundleEndpoint) GetError() string {
+	if x != nil {
+		return x.Error
+	}
+	return ""
+}
+
+func (x *GetStatusResponse_BundleEndpoint) GetNotAfter() *timestamppb.Timestamp {
+	if x != nil {
+		return x.NotAfter
+	}
+	return nil
+}
+
 type GetStatusResponse_Document struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
 	Version uint64                 `protobuf:"varint,1,opt,name=version,proto3" json:"version,omitempty"`
@@ -5064,7 +5234,7 @@ type GetStatusResponse_Document struct {
 
 func (x *GetStatusResponse_Document) Reset() {
 	*x = GetStatusResponse_Document{}
-	mi := &file_chancery_proto_msgTypes[73]
+	mi := &file_chancery_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5076,7 +5246,7 @@ func (x *GetStatusResponse_Document) String() string {
 func (*GetStatusResponse_Document) ProtoMessage() {}
 
 func (x *GetStatusResponse_Document) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[73]
+	mi := &file_chancery_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5089,7 +5259,7 @@ func (x *GetStatusResponse_Document) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusResponse_Document.ProtoReflect.Descriptor instead.
 func (*GetStatusResponse_Document) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{60, 0}
+	return file_chancery_proto_rawDescGZIP(), []int{60, 2}
 }
 
 func (x *GetStatusResponse_Document) GetVersion() uint64 {
@@ -5145,7 +5315,7 @@ type GetStatusResponse_Log struct {
 
 func (x *GetStatusResponse_Log) Reset() {
 	*x = GetStatusResponse_Log{}
-	mi := &file_chancery_proto_msgTypes[74]
+	mi := &file_chancery_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5157,7 +5327,7 @@ func (x *GetStatusResponse_Log) String() string {
 func (*GetStatusResponse_Log) ProtoMessage() {}
 
 func (x *GetStatusResponse_Log) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[74]
+	mi := &file_chancery_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5170,7 +5340,7 @@ func (x *GetStatusResponse_Log) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusResponse_Log.ProtoReflect.Descriptor instead.
 func (*GetStatusResponse_Log) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{60, 1}
+	return file_chancery_proto_rawDescGZIP(), []int{60, 3}
 }
 
 func (x *GetStatusResponse_Log) GetId() uint32 {
@@ -5213,7 +5383,7 @@ type GetStatusResponse_Store struct {
 
 func (x *GetStatusResponse_Store) Reset() {
 	*x = GetStatusResponse_Store{}
-	mi := &file_chancery_proto_msgTypes[75]
+	mi := &file_chancery_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5225,7 +5395,7 @@ func (x *GetStatusResponse_Store) String() string {
 func (*GetStatusResponse_Store) ProtoMessage() {}
 
 func (x *GetStatusResponse_Store) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[75]
+	mi := &file_chancery_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5238,7 +5408,7 @@ func (x *GetStatusResponse_Store) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusResponse_Store.ProtoReflect.Descriptor instead.
 func (*GetStatusResponse_Store) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{60, 2}
+	return file_chancery_proto_rawDescGZIP(), []int{60, 4}
 }
 
 func (x *GetStatusResponse_Store) GetKind() string {
@@ -5329,7 +5499,7 @@ type GetStatusResponse_Certificate struct {
 
 func (x *GetStatusResponse_Certificate) Reset() {
 	*x = GetStatusResponse_Certificate{}
-	mi := &file_chancery_proto_msgTypes[76]
+	mi := &file_chancery_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5341,7 +5511,7 @@ func (x *GetStatusResponse_Certificate) String() string {
 func (*GetStatusResponse_Certificate) ProtoMessage() {}
 
 func (x *GetStatusResponse_Certificate) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[76]
+	mi := &file_chancery_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5354,7 +5524,7 @@ func (x *GetStatusResponse_Certificate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusResponse_Certificate.ProtoReflect.Descriptor instead.
 func (*GetStatusResponse_Certificate) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{60, 3}
+	return file_chancery_proto_rawDescGZIP(), []int{60, 5}
 }
 
 func (x *GetStatusResponse_Certificate) GetKind() string {
@@ -5411,7 +5581,7 @@ type GetStatusResponse_Key struct {
 
 func (x *GetStatusResponse_Key) Reset() {
 	*x = GetStatusResponse_Key{}
-	mi := &file_chancery_proto_msgTypes[77]
+	mi := &file_chancery_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5423,7 +5593,7 @@ func (x *GetStatusResponse_Key) String() string {
 func (*GetStatusResponse_Key) ProtoMessage() {}
 
 func (x *GetStatusResponse_Key) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[77]
+	mi := &file_chancery_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5436,7 +5606,7 @@ func (x *GetStatusResponse_Key) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusResponse_Key.ProtoReflect.Descriptor instead.
 func (*GetStatusResponse_Key) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{60, 4}
+	return file_chancery_proto_rawDescGZIP(), []int{60, 6}
 }
 
 func (x *GetStatusResponse_Key) GetName() string {
@@ -5496,7 +5666,7 @@ type GetStatusResponse_Outcome struct {
 
 func (x *GetStatusResponse_Outcome) Reset() {
 	*x = GetStatusResponse_Outcome{}
-	mi := &file_chancery_proto_msgTypes[78]
+	mi := &file_chancery_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5508,7 +5678,7 @@ func (x *GetStatusResponse_Outcome) String() string {
 func (*GetStatusResponse_Outcome) ProtoMessage() {}
 
 func (x *GetStatusResponse_Outcome) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[78]
+	mi := &file_chancery_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5521,7 +5691,7 @@ func (x *GetStatusResponse_Outcome) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusResponse_Outcome.ProtoReflect.Descriptor instead.
 func (*GetStatusResponse_Outcome) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{60, 5}
+	return file_chancery_proto_rawDescGZIP(), []int{60, 7}
 }
 
 func (x *GetStatusResponse_Outcome) GetOutcome() string {
@@ -5566,7 +5736,7 @@ type GetStatusResponse_AuditLog struct {
 
 func (x *GetStatusResponse_AuditLog) Reset() {
 	*x = GetStatusResponse_AuditLog{}
-	mi := &file_chancery_proto_msgTypes[79]
+	mi := &file_chancery_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5578,7 +5748,7 @@ func (x *GetStatusResponse_AuditLog) String() string {
 func (*GetStatusResponse_AuditLog) ProtoMessage() {}
 
 func (x *GetStatusResponse_AuditLog) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[79]
+	mi := &file_chancery_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5591,7 +5761,7 @@ func (x *GetStatusResponse_AuditLog) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusResponse_AuditLog.ProtoReflect.Descriptor instead.
 func (*GetStatusResponse_AuditLog) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{60, 6}
+	return file_chancery_proto_rawDescGZIP(), []int{60, 8}
 }
 
 func (x *GetStatusResponse_AuditLog) GetPath() string {
@@ -5641,7 +5811,7 @@ type GetStatusResponse_IssuanceLog struct {
 
 func (x *GetStatusResponse_IssuanceLog) Reset() {
 	*x = GetStatusResponse_IssuanceLog{}
-	mi := &file_chancery_proto_msgTypes[80]
+	mi := &file_chancery_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5653,7 +5823,7 @@ func (x *GetStatusResponse_IssuanceLog) String() string {
 func (*GetStatusResponse_IssuanceLog) ProtoMessage() {}
 
 func (x *GetStatusResponse_IssuanceLog) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[80]
+	mi := &file_chancery_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5666,7 +5836,7 @@ func (x *GetStatusResponse_IssuanceLog) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusResponse_IssuanceLog.ProtoReflect.Descriptor instead.
 func (*GetStatusResponse_IssuanceLog) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{60, 7}
+	return file_chancery_proto_rawDescGZIP(), []int{60, 9}
 }
 
 func (x *GetStatusResponse_IssuanceLog) GetDir() string {
@@ -5742,7 +5912,7 @@ type GetStatusResponse_Crls struct {
 
 func (x *GetStatusResponse_Crls) Reset() {
 	*x = GetStatusResponse_Crls{}
-	mi := &file_chancery_proto_msgTypes[81]
+	mi := &file_chancery_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5754,7 +5924,7 @@ func (x *GetStatusResponse_Crls) String() string {
 func (*GetStatusResponse_Crls) ProtoMessage() {}
 
 func (x *GetStatusResponse_Crls) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[81]
+	mi := &file_chancery_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5767,7 +5937,7 @@ func (x *GetStatusResponse_Crls) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusResponse_Crls.ProtoReflect.Descriptor instead.
 func (*GetStatusResponse_Crls) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{60, 8}
+	return file_chancery_proto_rawDescGZIP(), []int{60, 10}
 }
 
 func (x *GetStatusResponse_Crls) GetOff() []string {
@@ -5853,7 +6023,7 @@ type GetStatusResponse_Cluster struct {
 
 func (x *GetStatusResponse_Cluster) Reset() {
 	*x = GetStatusResponse_Cluster{}
-	mi := &file_chancery_proto_msgTypes[82]
+	mi := &file_chancery_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5865,7 +6035,7 @@ func (x *GetStatusResponse_Cluster) String() string {
 func (*GetStatusResponse_Cluster) ProtoMessage() {}
 
 func (x *GetStatusResponse_Cluster) ProtoReflect() protoreflect.Message {
-	mi := &file_chancery_proto_msgTypes[82]
+	mi := &file_chancery_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5878,7 +6048,7 @@ func (x *GetStatusResponse_Cluster) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusResponse_Cluster.ProtoReflect.Descriptor instead.
 func (*GetStatusResponse_Cluster) Descriptor() ([]byte, []int) {
-	return file_chancery_proto_rawDescGZIP(), []int{60, 9}
+	return file_chancery_proto_rawDescGZIP(), []int{60, 11}
 }
 
 func (x *GetStatusResponse_Cluster) GetName() string {
@@ -6224,7 +6394,7 @@ const file_chancery_proto_rawDesc = "" +
 	"generation\x12 \n" +
 	"\vcertificate\x18\x05 \x01(\fR\vcertificate\x124\n" +
 	"\atainted\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\atainted\"\x12\n" +
-	"\x10GetStatusRequest\"\xe5\x17\n" +
+	"\x10GetStatusRequest\"\xb8\x1b\n" +
 	"\x11GetStatusResponse\x12.\n" +
 	"\x04time\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x124\n" +
 	"\astarted\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\astarted\x12!\n" +
@@ -6245,7 +6415,20 @@ const file_chancery_proto_rawDesc = "" +
 	"\x05store\x18\x10 \x01(\v2$.chancery.v1.GetStatusResponse.StoreR\x05store\x121\n" +
 	"\brotation\x18\x11 \x01(\v2\x15.chancery.v1.RotationR\brotation\x12#\n" +
 	"\rsigning_error\x182 \x01(\tR\fsigningError\x12)\n" +
-	"\x10publishing_error\x183 \x01(\tR\x0fpublishingError\x1a\xff\x01\n" +
+	"\x10publishing_error\x183 \x01(\tR\x0fpublishingError\x12H\n" +
+	"\n" +
+	"federation\x18( \x03(\v2(.chancery.v1.GetStatusResponse.FederatedR\n" +
+	"federation\x12V\n" +
+	"\x0fbundle_endpoint\x18) \x01(\v2-.chancery.v1.GetStatusResponse.BundleEndpointR\x0ebundleEndpoint\x1a\xb5\x01\n" +
+	"\tFederated\x12!\n" +
+	"\ftrust_domain\x18\x01 \x01(\tR\vtrustDomain\x120\n" +
+	"\x05since\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12\x14\n" +
+	"\x05roots\x18\x03 \x01(\rR\x05roots\x12=\n" +
+	"\frelationship\x18\x04 \x01(\v2\x19.chancery.v1.RelationshipR\frelationship\x1aw\n" +
+	"\x0eBundleEndpoint\x12\x16\n" +
+	"\x06listen\x18\x01 \x01(\tR\x06listen\x12\x14\n" +
+	"\x05error\x18\x02 \x01(\tR\x05error\x127\n" +
+	"\tnot_after\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\bnotAfter\x1a\xff\x01\n" +
 	"\bDocument\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\x04R\aversion\x12\x1e\n" +
 	"\n" +
@@ -6325,7 +6508,7 @@ const file_chancery_proto_rawDesc = "" +
 	"\ftrust_domain\x18\x01 \x01(\tR\vtrustDomain\"y\n" +
 	"\x11ListTrustResponse\x124\n" +
 	"\adomains\x18\x01 \x03(\v2\x1a.chancery.v1.TrustedDomainR\adomains\x12.\n" +
-	"\x04time\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\"\x8f\x02\n" +
+	"\x04time\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\"\xa5\x02\n" +
 	"\rTrustedDomain\x12!\n" +
 	"\ftrust_domain\x18\x01 \x01(\tR\vtrustDomain\x12\x1a\n" +
 	"\bstanding\x18\x02 \x01(\tR\bstanding\x12\x1a\n" +
@@ -6333,7 +6516,8 @@ const file_chancery_proto_rawDesc = "" +
 	"\x06bundle\x18\x04 \x01(\fR\x06bundle\x120\n" +
 	"\x05since\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12\x1a\n" +
 	"\bprevious\x18\x06 \x01(\fR\bprevious\x12=\n" +
-	"\frelationship\x18\a \x01(\v2\x19.chancery.v1.RelationshipR\frelationship\"\xe9\x02\n" +
+	"\frelationship\x18\a \x01(\v2\x19.chancery.v1.RelationshipR\frelationship\x12\x14\n" +
+	"\x05actor\x18\b \x01(\tR\x05actor\"\xe9\x02\n" +
 	"\fRelationship\x12\x10\n" +
 	"\x03url\x18\x01 \x01(\tR\x03url\x12\x18\n" +
 	"\aprofile\x18\x02 \x01(\tR\aprofile\x12,\n" +
@@ -6355,10 +6539,11 @@ const file_chancery_proto_rawDesc = "" +
 	"\x14RefreshTrustResponse\x124\n" +
 	"\adomains\x18\x01 \x03(\v2\x1a.chancery.v1.TrustedDomainR\adomains\"-\n" +
 	"\x11ShowNamingRequest\x12\x18\n" +
-	"\aservice\x18\x01 \x01(\tR\aservice\"e\n" +
+	"\aservice\x18\x01 \x01(\tR\aservice\"\x7f\n" +
 	"\x12ShowNamingResponse\x125\n" +
 	"\bservices\x18\x01 \x03(\v2\x19.chancery.v1.NamedServiceR\bservices\x12\x18\n" +
-	"\aomitted\x18\x02 \x01(\x04R\aomitted\"\x9a\x01\n" +
+	"\aomitted\x18\x02 \x01(\x04R\aomitted\x12\x18\n" +
+	"\atrouble\x18\x03 \x03(\tR\atrouble\"\x9a\x01\n" +
 	"\fNamedService\x12\x18\n" +
 	"\aservice\x18\x01 \x01(\tR\aservice\x12\x18\n" +
 	"\aunknown\x18\x02 \x01(\bR\aunknown\x12:\n" +
@@ -6410,104 +6595,106 @@ func file_chancery_proto_rawDescGZIP() []byte {
 	return file_chancery_proto_rawDescData
 }
 
-var file_chancery_proto_msgTypes = make([]protoimpl.MessageInfo, 83)
+var file_chancery_proto_msgTypes = make([]protoimpl.MessageInfo, 85)
 var file_chancery_proto_goTypes = []any{
-	(*GetBundleRequest)(nil),              // 0: chancery.v1.GetBundleRequest
-	(*SignedBundle)(nil),                  // 1: chancery.v1.SignedBundle
-	(*ConsumersState)(nil),                // 2: chancery.v1.ConsumersState
-	(*HeldIssuer)(nil),                    // 3: chancery.v1.HeldIssuer
-	(*LaggingConsumer)(nil),               // 4: chancery.v1.LaggingConsumer
-	(*Reissue)(nil),                       // 5: chancery.v1.Reissue
-	(*SyncRequest)(nil),                   // 6: chancery.v1.SyncRequest
-	(*DocumentMark)(nil),                  // 7: chancery.v1.DocumentMark
-	(*ServedSvid)(nil),                    // 8: chancery.v1.ServedSvid
-	(*SyncUpdate)(nil),                    // 9: chancery.v1.SyncUpdate
-	(*IssueRequest)(nil),                  // 10: chancery.v1.IssueRequest
-	(*CertificateRequest)(nil),            // 11: chancery.v1.CertificateRequest
-	(*IssueResponse)(nil),                 // 12: chancery.v1.IssueResponse
-	(*Result)(nil),                        // 13: chancery.v1.Result
-	(*Refusal)(nil),                       // 14: chancery.v1.Refusal
-	(*Certificate)(nil),                   // 15: chancery.v1.Certificate
-	(*Bundle)(nil),                        // 16: chancery.v1.Bundle
-	(*DomainRoots)(nil),                   // 17: chancery.v1.DomainRoots
-	(*Federation)(nil),                    // 18: chancery.v1.Federation
-	(*ForeignBundle)(nil),                 // 19: chancery.v1.ForeignBundle
-	(*SignedFederation)(nil),              // 20: chancery.v1.SignedFederation
-	(*ServiceIdentities)(nil),             // 21: chancery.v1.ServiceIdentities
-	(*StartRotationRequest)(nil),          // 22: chancery.v1.StartRotationRequest
-	(*PlanRotationResponse)(nil),          // 23: chancery.v1.PlanRotationResponse
-	(*PlannedPhase)(nil),                  // 24: chancery.v1.PlannedPhase
-	(*GetRotationRequest)(nil),            // 25: chancery.v1.GetRotationRequest
-	(*ChangeRotationRequest)(nil),         // 26: chancery.v1.ChangeRotationRequest
-	(*RotationStatus)(nil),                // 27: chancery.v1.RotationStatus
-	(*FormerUse)(nil),                     // 28: chancery.v1.FormerUse
-	(*Rotation)(nil),                      // 29: chancery.v1.Rotation
-	(*Gate)(nil),                          // 30: chancery.v1.Gate
-	(*RotationOverride)(nil),              // 31: chancery.v1.RotationOverride
-	(*ListReplicasRequest)(nil),           // 32: chancery.v1.ListReplicasRequest
-	(*ListReplicasResponse)(nil),          // 33: chancery.v1.ListReplicasResponse
-	(*Replica)(nil),                       // 34: chancery.v1.Replica
-	(*ForgetReplicaRequest)(nil),          // 35: chancery.v1.ForgetReplicaRequest
-	(*ForgetReplicaResponse)(nil),         // 36: chancery.v1.ForgetReplicaResponse
-	(*ExportStateRequest)(nil),            // 37: chancery.v1.ExportStateRequest
-	(*ExportStateResponse)(nil),           // 38: chancery.v1.ExportStateResponse
-	(*Predicate)(nil),                     // 39: chancery.v1.Predicate
-	(*RevokeRequest)(nil),                 // 40: chancery.v1.RevokeRequest
-	(*RevokeResponse)(nil),                // 41: chancery.v1.RevokeResponse
-	(*RevokedCertificate)(nil),            // 42: chancery.v1.RevokedCertificate
-	(*RestoreRequest)(nil),                // 43: chancery.v1.RestoreRequest
-	(*RestoreResponse)(nil),               // 44: chancery.v1.RestoreResponse
-	(*ListRevocationsRequest)(nil),        // 45: chancery.v1.ListRevocationsRequest
-	(*ListRevocationsResponse)(nil),       // 46: chancery.v1.ListRevocationsResponse
-	(*Revocation)(nil),                    // 47: chancery.v1.Revocation
-	(*ListServedRequest)(nil),             // 48: chancery.v1.ListServedRequest
-	(*ListServedResponse)(nil),            // 49: chancery.v1.ListServedResponse
-	(*ServedByAgent)(nil),                 // 50: chancery.v1.ServedByAgent
-	(*RequestIssuerRequest)(nil),          // 51: chancery.v1.RequestIssuerRequest
-	(*RequestIssuerResponse)(nil),         // 52: chancery.v1.RequestIssuerResponse
-	(*ImportIssuerRequest)(nil),           // 53: chancery.v1.ImportIssuerRequest
-	(*ImportIssuerResponse)(nil),          // 54: chancery.v1.ImportIssuerResponse
-	(*GetAuthoritiesRequest)(nil),         // 55: chancery.v1.GetAuthoritiesRequest
-	(*GetAuthoritiesResponse)(nil),        // 56: chancery.v1.GetAuthoritiesResponse
-	(*DomainAuthorities)(nil),             // 57: chancery.v1.DomainAuthorities
-	(*Authority)(nil),                     // 58: chancery.v1.Authority
-	(*GetStatusRequest)(nil),              // 59: chancery.v1.GetStatusRequest
-	(*GetStatusResponse)(nil),             // 60: chancery.v1.GetStatusResponse
-	(*ListTrustRequest)(nil),              // 61: chancery.v1.ListTrustRequest
-	(*ListTrustResponse)(nil),             // 62: chancery.v1.ListTrustResponse
-	(*TrustedDomain)(nil),                 // 63: chancery.v1.TrustedDomain
-	(*Relationship)(nil),                  // 64: chancery.v1.Relationship
-	(*ImportTrustRequest)(nil),            // 65: chancery.v1.ImportTrustRequest
-	(*ImportTrustResponse)(nil),           // 66: chancery.v1.ImportTrustResponse
-	(*RefreshTrustRequest)(nil),           // 67: chancery.v1.RefreshTrustRequest
-	(*RefreshTrustResponse)(nil),          // 68: chancery.v1.RefreshTrustResponse
-	(*ShowNamingRequest)(nil),             // 69: chancery.v1.ShowNamingRequest
-	(*ShowNamingResponse)(nil),            // 70: chancery.v1.ShowNamingResponse
-	(*NamedService)(nil),                  // 71: chancery.v1.NamedService
-	(*NamedIdentity)(nil),                 // 72: chancery.v1.NamedIdentity
-	(*GetStatusResponse_Document)(nil),    // 73: chancery.v1.GetStatusResponse.Document
-	(*GetStatusResponse_Log)(nil),         // 74: chancery.v1.GetStatusResponse.Log
-	(*GetStatusResponse_Store)(nil),       // 75: chancery.v1.GetStatusResponse.Store
-	(*GetStatusResponse_Certificate)(nil), // 76: chancery.v1.GetStatusResponse.Certificate
-	(*GetStatusResponse_Key)(nil),         // 77: chancery.v1.GetStatusResponse.Key
-	(*GetStatusResponse_Outcome)(nil),     // 78: chancery.v1.GetStatusResponse.Outcome
-	(*GetStatusResponse_AuditLog)(nil),    // 79: chancery.v1.GetStatusResponse.AuditLog
-	(*GetStatusResponse_IssuanceLog)(nil), // 80: chancery.v1.GetStatusResponse.IssuanceLog
-	(*GetStatusResponse_Crls)(nil),        // 81: chancery.v1.GetStatusResponse.Crls
-	(*GetStatusResponse_Cluster)(nil),     // 82: chancery.v1.GetStatusResponse.Cluster
-	(*timestamppb.Timestamp)(nil),         // 83: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),           // 84: google.protobuf.Duration
+	(*GetBundleRequest)(nil),                 // 0: chancery.v1.GetBundleRequest
+	(*SignedBundle)(nil),                     // 1: chancery.v1.SignedBundle
+	(*ConsumersState)(nil),                   // 2: chancery.v1.ConsumersState
+	(*HeldIssuer)(nil),                       // 3: chancery.v1.HeldIssuer
+	(*LaggingConsumer)(nil),                  // 4: chancery.v1.LaggingConsumer
+	(*Reissue)(nil),                          // 5: chancery.v1.Reissue
+	(*SyncRequest)(nil),                      // 6: chancery.v1.SyncRequest
+	(*DocumentMark)(nil),                     // 7: chancery.v1.DocumentMark
+	(*ServedSvid)(nil),                       // 8: chancery.v1.ServedSvid
+	(*SyncUpdate)(nil),                       // 9: chancery.v1.SyncUpdate
+	(*IssueRequest)(nil),                     // 10: chancery.v1.IssueRequest
+	(*CertificateRequest)(nil),               // 11: chancery.v1.CertificateRequest
+	(*IssueResponse)(nil),                    // 12: chancery.v1.IssueResponse
+	(*Result)(nil),                           // 13: chancery.v1.Result
+	(*Refusal)(nil),                          // 14: chancery.v1.Refusal
+	(*Certificate)(nil),                      // 15: chancery.v1.Certificate
+	(*Bundle)(nil),                           // 16: chancery.v1.Bundle
+	(*DomainRoots)(nil),                      // 17: chancery.v1.DomainRoots
+	(*Federation)(nil),                       // 18: chancery.v1.Federation
+	(*ForeignBundle)(nil),                    // 19: chancery.v1.ForeignBundle
+	(*SignedFederation)(nil),                 // 20: chancery.v1.SignedFederation
+	(*ServiceIdentities)(nil),                // 21: chancery.v1.ServiceIdentities
+	(*StartRotationRequest)(nil),             // 22: chancery.v1.StartRotationRequest
+	(*PlanRotationResponse)(nil),             // 23: chancery.v1.PlanRotationResponse
+	(*PlannedPhase)(nil),                     // 24: chancery.v1.PlannedPhase
+	(*GetRotationRequest)(nil),               // 25: chancery.v1.GetRotationRequest
+	(*ChangeRotationRequest)(nil),            // 26: chancery.v1.ChangeRotationRequest
+	(*RotationStatus)(nil),                   // 27: chancery.v1.RotationStatus
+	(*FormerUse)(nil),                        // 28: chancery.v1.FormerUse
+	(*Rotation)(nil),                         // 29: chancery.v1.Rotation
+	(*Gate)(nil),                             // 30: chancery.v1.Gate
+	(*RotationOverride)(nil),                 // 31: chancery.v1.RotationOverride
+	(*ListReplicasRequest)(nil),              // 32: chancery.v1.ListReplicasRequest
+	(*ListReplicasResponse)(nil),             // 33: chancery.v1.ListReplicasResponse
+	(*Replica)(nil),                          // 34: chancery.v1.Replica
+	(*ForgetReplicaRequest)(nil),             // 35: chancery.v1.ForgetReplicaRequest
+	(*ForgetReplicaResponse)(nil),            // 36: chancery.v1.ForgetReplicaResponse
+	(*ExportStateRequest)(nil),               // 37: chancery.v1.ExportStateRequest
+	(*ExportStateResponse)(nil),              // 38: chancery.v1.ExportStateResponse
+	(*Predicate)(nil),                        // 39: chancery.v1.Predicate
+	(*RevokeRequest)(nil),                    // 40: chancery.v1.RevokeRequest
+	(*RevokeResponse)(nil),                   // 41: chancery.v1.RevokeResponse
+	(*RevokedCertificate)(nil),               // 42: chancery.v1.RevokedCertificate
+	(*RestoreRequest)(nil),                   // 43: chancery.v1.RestoreRequest
+	(*RestoreResponse)(nil),                  // 44: chancery.v1.RestoreResponse
+	(*ListRevocationsRequest)(nil),           // 45: chancery.v1.ListRevocationsRequest
+	(*ListRevocationsResponse)(nil),          // 46: chancery.v1.ListRevocationsResponse
+	(*Revocation)(nil),                       // 47: chancery.v1.Revocation
+	(*ListServedRequest)(nil),                // 48: chancery.v1.ListServedRequest
+	(*ListServedResponse)(nil),               // 49: chancery.v1.ListServedResponse
+	(*ServedByAgent)(nil),                    // 50: chancery.v1.ServedByAgent
+	(*RequestIssuerRequest)(nil),             // 51: chancery.v1.RequestIssuerRequest
+	(*RequestIssuerResponse)(nil),            // 52: chancery.v1.RequestIssuerResponse
+	(*ImportIssuerRequest)(nil),              // 53: chancery.v1.ImportIssuerRequest
+	(*ImportIssuerResponse)(nil),             // 54: chancery.v1.ImportIssuerResponse
+	(*GetAuthoritiesRequest)(nil),            // 55: chancery.v1.GetAuthoritiesRequest
+	(*GetAuthoritiesResponse)(nil),           // 56: chancery.v1.GetAuthoritiesResponse
+	(*DomainAuthorities)(nil),                // 57: chancery.v1.DomainAuthorities
+	(*Authority)(nil),                        // 58: chancery.v1.Authority
+	(*GetStatusRequest)(nil),                 // 59: chancery.v1.GetStatusRequest
+	(*GetStatusResponse)(nil),                // 60: chancery.v1.GetStatusResponse
+	(*ListTrustRequest)(nil),                 // 61: chancery.v1.ListTrustRequest
+	(*ListTrustResponse)(nil),                // 62: chancery.v1.ListTrustResponse
+	(*TrustedDomain)(nil),                    // 63: chancery.v1.TrustedDomain
+	(*Relationship)(nil),                     // 64: chancery.v1.Relationship
+	(*ImportTrustRequest)(nil),               // 65: chancery.v1.ImportTrustRequest
+	(*ImportTrustResponse)(nil),              // 66: chancery.v1.ImportTrustResponse
+	(*RefreshTrustRequest)(nil),              // 67: chancery.v1.RefreshTrustRequest
+	(*RefreshTrustResponse)(nil),             // 68: chancery.v1.RefreshTrustResponse
+	(*ShowNamingRequest)(nil),                // 69: chancery.v1.ShowNamingRequest
+	(*ShowNamingResponse)(nil),               // 70: chancery.v1.ShowNamingResponse
+	(*NamedService)(nil),                     // 71: chancery.v1.NamedService
+	(*NamedIdentity)(nil),                    // 72: chancery.v1.NamedIdentity
+	(*GetStatusResponse_Federated)(nil),      // 73: chancery.v1.GetStatusResponse.Federated
+	(*GetStatusResponse_BundleEndpoint)(nil), // 74: chancery.v1.GetStatusResponse.BundleEndpoint
+	(*GetStatusResponse_Document)(nil),       // 75: chancery.v1.GetStatusResponse.Document
+	(*GetStatusResponse_Log)(nil),            // 76: chancery.v1.GetStatusResponse.Log
+	(*GetStatusResponse_Store)(nil),          // 77: chancery.v1.GetStatusResponse.Store
+	(*GetStatusResponse_Certificate)(nil),    // 78: chancery.v1.GetStatusResponse.Certificate
+	(*GetStatusResponse_Key)(nil),            // 79: chancery.v1.GetStatusResponse.Key
+	(*GetStatusResponse_Outcome)(nil),        // 80: chancery.v1.GetStatusResponse.Outcome
+	(*GetStatusResponse_AuditLog)(nil),       // 81: chancery.v1.GetStatusResponse.AuditLog
+	(*GetStatusResponse_IssuanceLog)(nil),    // 82: chancery.v1.GetStatusResponse.IssuanceLog
+	(*GetStatusResponse_Crls)(nil),           // 83: chancery.v1.GetStatusResponse.Crls
+	(*GetStatusResponse_Cluster)(nil),        // 84: chancery.v1.GetStatusResponse.Cluster
+	(*timestamppb.Timestamp)(nil),            // 85: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),              // 86: google.protobuf.Duration
 }
 var file_chancery_proto_depIdxs = []int32{
-	83,  // 0: chancery.v1.ConsumersState.until:type_name -> google.protobuf.Timestamp
+	85,  // 0: chancery.v1.ConsumersState.until:type_name -> google.protobuf.Timestamp
 	3,   // 1: chancery.v1.ConsumersState.held:type_name -> chancery.v1.HeldIssuer
 	4,   // 2: chancery.v1.ConsumersState.lagging:type_name -> chancery.v1.LaggingConsumer
-	83,  // 3: chancery.v1.HeldIssuer.until:type_name -> google.protobuf.Timestamp
-	84,  // 4: chancery.v1.Reissue.within:type_name -> google.protobuf.Duration
+	85,  // 3: chancery.v1.HeldIssuer.until:type_name -> google.protobuf.Timestamp
+	86,  // 4: chancery.v1.Reissue.within:type_name -> google.protobuf.Duration
 	8,   // 5: chancery.v1.SyncRequest.served:type_name -> chancery.v1.ServedSvid
 	7,   // 6: chancery.v1.SyncRequest.document_mark:type_name -> chancery.v1.DocumentMark
 	2,   // 7: chancery.v1.SyncRequest.consumers:type_name -> chancery.v1.ConsumersState
-	83,  // 8: chancery.v1.ServedSvid.not_after:type_name -> google.protobuf.Timestamp
+	85,  // 8: chancery.v1.ServedSvid.not_after:type_name -> google.protobuf.Timestamp
 	16,  // 9: chancery.v1.SyncUpdate.bundle:type_name -> chancery.v1.Bundle
 	7,   // 10: chancery.v1.SyncUpdate.document_mark:type_name -> chancery.v1.DocumentMark
 	1,   // 11: chancery.v1.SyncUpdate.signed_bundle:type_name -> chancery.v1.SignedBundle
@@ -6515,140 +6702,145 @@ var file_chancery_proto_depIdxs = []int32{
 	20,  // 13: chancery.v1.SyncUpdate.federation:type_name -> chancery.v1.SignedFederation
 	21,  // 14: chancery.v1.SyncUpdate.naming:type_name -> chancery.v1.ServiceIdentities
 	11,  // 15: chancery.v1.IssueRequest.requests:type_name -> chancery.v1.CertificateRequest
-	84,  // 16: chancery.v1.CertificateRequest.lifetime:type_name -> google.protobuf.Duration
-	83,  // 17: chancery.v1.CertificateRequest.replaces_until:type_name -> google.protobuf.Timestamp
+	86,  // 16: chancery.v1.CertificateRequest.lifetime:type_name -> google.protobuf.Duration
+	85,  // 17: chancery.v1.CertificateRequest.replaces_until:type_name -> google.protobuf.Timestamp
 	13,  // 18: chancery.v1.IssueResponse.results:type_name -> chancery.v1.Result
 	16,  // 19: chancery.v1.IssueResponse.bundle:type_name -> chancery.v1.Bundle
 	1,   // 20: chancery.v1.IssueResponse.signed_bundle:type_name -> chancery.v1.SignedBundle
 	15,  // 21: chancery.v1.Result.certificate:type_name -> chancery.v1.Certificate
 	14,  // 22: chancery.v1.Result.refusal:type_name -> chancery.v1.Refusal
-	84,  // 23: chancery.v1.Refusal.retry_after:type_name -> google.protobuf.Duration
-	83,  // 24: chancery.v1.Certificate.not_after:type_name -> google.protobuf.Timestamp
+	86,  // 23: chancery.v1.Refusal.retry_after:type_name -> google.protobuf.Duration
+	85,  // 24: chancery.v1.Certificate.not_after:type_name -> google.protobuf.Timestamp
 	17,  // 25: chancery.v1.Bundle.kin:type_name -> chancery.v1.DomainRoots
 	19,  // 26: chancery.v1.Federation.bundles:type_name -> chancery.v1.ForeignBundle
 	24,  // 27: chancery.v1.PlanRotationResponse.phases:type_name -> chancery.v1.PlannedPhase
-	84,  // 28: chancery.v1.PlannedPhase.least:type_name -> google.protobuf.Duration
-	84,  // 29: chancery.v1.PlannedPhase.most:type_name -> google.protobuf.Duration
+	86,  // 28: chancery.v1.PlannedPhase.least:type_name -> google.protobuf.Duration
+	86,  // 29: chancery.v1.PlannedPhase.most:type_name -> google.protobuf.Duration
 	29,  // 30: chancery.v1.RotationStatus.rotation:type_name -> chancery.v1.Rotation
 	29,  // 31: chancery.v1.RotationStatus.past:type_name -> chancery.v1.Rotation
-	83,  // 32: chancery.v1.RotationStatus.time:type_name -> google.protobuf.Timestamp
+	85,  // 32: chancery.v1.RotationStatus.time:type_name -> google.protobuf.Timestamp
 	28,  // 33: chancery.v1.RotationStatus.former:type_name -> chancery.v1.FormerUse
-	83,  // 34: chancery.v1.Rotation.started:type_name -> google.protobuf.Timestamp
-	83,  // 35: chancery.v1.Rotation.since:type_name -> google.protobuf.Timestamp
-	83,  // 36: chancery.v1.Rotation.paused:type_name -> google.protobuf.Timestamp
-	83,  // 37: chancery.v1.Rotation.ended:type_name -> google.protobuf.Timestamp
+	85,  // 34: chancery.v1.Rotation.started:type_name -> google.protobuf.Timestamp
+	85,  // 35: chancery.v1.Rotation.since:type_name -> google.protobuf.Timestamp
+	85,  // 36: chancery.v1.Rotation.paused:type_name -> google.protobuf.Timestamp
+	85,  // 37: chancery.v1.Rotation.ended:type_name -> google.protobuf.Timestamp
 	30,  // 38: chancery.v1.Rotation.gates:type_name -> chancery.v1.Gate
 	31,  // 39: chancery.v1.Rotation.overrides:type_name -> chancery.v1.RotationOverride
-	83,  // 40: chancery.v1.Rotation.latest:type_name -> google.protobuf.Timestamp
-	84,  // 41: chancery.v1.Rotation.phase_estimate:type_name -> google.protobuf.Duration
-	83,  // 42: chancery.v1.Gate.until:type_name -> google.protobuf.Timestamp
-	83,  // 43: chancery.v1.RotationOverride.time:type_name -> google.protobuf.Timestamp
+	85,  // 40: chancery.v1.Rotation.latest:type_name -> google.protobuf.Timestamp
+	86,  // 41: chancery.v1.Rotation.phase_estimate:type_name -> google.protobuf.Duration
+	85,  // 42: chancery.v1.Gate.until:type_name -> google.protobuf.Timestamp
+	85,  // 43: chancery.v1.RotationOverride.time:type_name -> google.protobuf.Timestamp
 	34,  // 44: chancery.v1.ListReplicasResponse.replicas:type_name -> chancery.v1.Replica
-	83,  // 45: chancery.v1.Replica.seen:type_name -> google.protobuf.Timestamp
-	83,  // 46: chancery.v1.Replica.declared_dead:type_name -> google.protobuf.Timestamp
-	83,  // 47: chancery.v1.Predicate.issued_before:type_name -> google.protobuf.Timestamp
+	85,  // 45: chancery.v1.Replica.seen:type_name -> google.protobuf.Timestamp
+	85,  // 46: chancery.v1.Replica.declared_dead:type_name -> google.protobuf.Timestamp
+	85,  // 47: chancery.v1.Predicate.issued_before:type_name -> google.protobuf.Timestamp
 	39,  // 48: chancery.v1.RevokeRequest.predicate:type_name -> chancery.v1.Predicate
-	84,  // 49: chancery.v1.RevokeRequest.wait:type_name -> google.protobuf.Duration
+	86,  // 49: chancery.v1.RevokeRequest.wait:type_name -> google.protobuf.Duration
 	42,  // 50: chancery.v1.RevokeResponse.certificates:type_name -> chancery.v1.RevokedCertificate
-	83,  // 51: chancery.v1.RevokedCertificate.not_after:type_name -> google.protobuf.Timestamp
+	85,  // 51: chancery.v1.RevokedCertificate.not_after:type_name -> google.protobuf.Timestamp
 	47,  // 52: chancery.v1.ListRevocationsResponse.revocations:type_name -> chancery.v1.Revocation
 	39,  // 53: chancery.v1.Revocation.predicate:type_name -> chancery.v1.Predicate
-	83,  // 54: chancery.v1.Revocation.time:type_name -> google.protobuf.Timestamp
-	83,  // 55: chancery.v1.Revocation.restored:type_name -> google.protobuf.Timestamp
+	85,  // 54: chancery.v1.Revocation.time:type_name -> google.protobuf.Timestamp
+	85,  // 55: chancery.v1.Revocation.restored:type_name -> google.protobuf.Timestamp
 	50,  // 56: chancery.v1.ListServedResponse.agents:type_name -> chancery.v1.ServedByAgent
 	8,   // 57: chancery.v1.ServedByAgent.served:type_name -> chancery.v1.ServedSvid
 	57,  // 58: chancery.v1.GetAuthoritiesResponse.domains:type_name -> chancery.v1.DomainAuthorities
 	58,  // 59: chancery.v1.DomainAuthorities.authorities:type_name -> chancery.v1.Authority
-	83,  // 60: chancery.v1.Authority.tainted:type_name -> google.protobuf.Timestamp
-	83,  // 61: chancery.v1.GetStatusResponse.time:type_name -> google.protobuf.Timestamp
-	83,  // 62: chancery.v1.GetStatusResponse.started:type_name -> google.protobuf.Timestamp
-	73,  // 63: chancery.v1.GetStatusResponse.document:type_name -> chancery.v1.GetStatusResponse.Document
-	76,  // 64: chancery.v1.GetStatusResponse.certificates:type_name -> chancery.v1.GetStatusResponse.Certificate
-	84,  // 65: chancery.v1.GetStatusResponse.max_ttl:type_name -> google.protobuf.Duration
-	77,  // 66: chancery.v1.GetStatusResponse.keys:type_name -> chancery.v1.GetStatusResponse.Key
-	78,  // 67: chancery.v1.GetStatusResponse.outcomes:type_name -> chancery.v1.GetStatusResponse.Outcome
-	79,  // 68: chancery.v1.GetStatusResponse.audit_log:type_name -> chancery.v1.GetStatusResponse.AuditLog
-	80,  // 69: chancery.v1.GetStatusResponse.issuance_log:type_name -> chancery.v1.GetStatusResponse.IssuanceLog
-	82,  // 70: chancery.v1.GetStatusResponse.clusters:type_name -> chancery.v1.GetStatusResponse.Cluster
-	81,  // 71: chancery.v1.GetStatusResponse.crls:type_name -> chancery.v1.GetStatusResponse.Crls
-	75,  // 72: chancery.v1.GetStatusResponse.store:type_name -> chancery.v1.GetStatusResponse.Store
+	85,  // 60: chancery.v1.Authority.tainted:type_name -> google.protobuf.Timestamp
+	85,  // 61: chancery.v1.GetStatusResponse.time:type_name -> google.protobuf.Timestamp
+	85,  // 62: chancery.v1.GetStatusResponse.started:type_name -> google.protobuf.Timestamp
+	75,  // 63: chancery.v1.GetStatusResponse.document:type_name -> chancery.v1.GetStatusResponse.Document
+	78,  // 64: chancery.v1.GetStatusResponse.certificates:type_name -> chancery.v1.GetStatusResponse.Certificate
+	86,  // 65: chancery.v1.GetStatusResponse.max_ttl:type_name -> google.protobuf.Duration
+	79,  // 66: chancery.v1.GetStatusResponse.keys:type_name -> chancery.v1.GetStatusResponse.Key
+	80,  // 67: chancery.v1.GetStatusResponse.outcomes:type_name -> chancery.v1.GetStatusResponse.Outcome
+	81,  // 68: chancery.v1.GetStatusResponse.audit_log:type_name -> chancery.v1.GetStatusResponse.AuditLog
+	82,  // 69: chancery.v1.GetStatusResponse.issuance_log:type_name -> chancery.v1.GetStatusResponse.IssuanceLog
+	84,  // 70: chancery.v1.GetStatusResponse.clusters:type_name -> chancery.v1.GetStatusResponse.Cluster
+	83,  // 71: chancery.v1.GetStatusResponse.crls:type_name -> chancery.v1.GetStatusResponse.Crls
+	77,  // 72: chancery.v1.GetStatusResponse.store:type_name -> chancery.v1.GetStatusResponse.Store
 	29,  // 73: chancery.v1.GetStatusResponse.rotation:type_name -> chancery.v1.Rotation
-	63,  // 74: chancery.v1.ListTrustResponse.domains:type_name -> chancery.v1.TrustedDomain
-	83,  // 75: chancery.v1.ListTrustResponse.time:type_name -> google.protobuf.Timestamp
-	83,  // 76: chancery.v1.TrustedDomain.since:type_name -> google.protobuf.Timestamp
-	64,  // 77: chancery.v1.TrustedDomain.relationship:type_name -> chancery.v1.Relationship
-	83,  // 78: chancery.v1.Relationship.last_success:type_name -> google.protobuf.Timestamp
-	83,  // 79: chancery.v1.Relationship.last_try:type_name -> google.protobuf.Timestamp
-	83,  // 80: chancery.v1.Relationship.next_try:type_name -> google.protobuf.Timestamp
-	84,  // 81: chancery.v1.Relationship.refresh_hint:type_name -> google.protobuf.Duration
-	63,  // 82: chancery.v1.RefreshTrustResponse.domains:type_name -> chancery.v1.TrustedDomain
-	71,  // 83: chancery.v1.ShowNamingResponse.services:type_name -> chancery.v1.NamedService
-	72,  // 84: chancery.v1.NamedService.identities:type_name -> chancery.v1.NamedIdentity
-	83,  // 85: chancery.v1.NamedIdentity.until:type_name -> google.protobuf.Timestamp
-	74,  // 86: chancery.v1.GetStatusResponse.Document.logs:type_name -> chancery.v1.GetStatusResponse.Log
-	83,  // 87: chancery.v1.GetStatusResponse.Document.requested:type_name -> google.protobuf.Timestamp
-	83,  // 88: chancery.v1.GetStatusResponse.Store.confirmed:type_name -> google.protobuf.Timestamp
-	34,  // 89: chancery.v1.GetStatusResponse.Store.replicas:type_name -> chancery.v1.Replica
-	83,  // 90: chancery.v1.GetStatusResponse.Store.imported:type_name -> google.protobuf.Timestamp
-	83,  // 91: chancery.v1.GetStatusResponse.Store.changed:type_name -> google.protobuf.Timestamp
-	83,  // 92: chancery.v1.GetStatusResponse.Certificate.tainted:type_name -> google.protobuf.Timestamp
-	83,  // 93: chancery.v1.GetStatusResponse.Key.checked:type_name -> google.protobuf.Timestamp
-	84,  // 94: chancery.v1.GetStatusResponse.Key.took:type_name -> google.protobuf.Duration
-	83,  // 95: chancery.v1.GetStatusResponse.Key.waiting:type_name -> google.protobuf.Timestamp
-	83,  // 96: chancery.v1.GetStatusResponse.IssuanceLog.checkpoint:type_name -> google.protobuf.Timestamp
-	83,  // 97: chancery.v1.GetStatusResponse.IssuanceLog.sequenced:type_name -> google.protobuf.Timestamp
-	83,  // 98: chancery.v1.GetStatusResponse.Crls.failing:type_name -> google.protobuf.Timestamp
-	83,  // 99: chancery.v1.GetStatusResponse.Crls.ends:type_name -> google.protobuf.Timestamp
-	83,  // 100: chancery.v1.GetStatusResponse.Crls.published:type_name -> google.protobuf.Timestamp
-	10,  // 101: chancery.v1.Issuance.Issue:input_type -> chancery.v1.IssueRequest
-	6,   // 102: chancery.v1.Issuance.Sync:input_type -> chancery.v1.SyncRequest
-	0,   // 103: chancery.v1.Issuance.GetBundle:input_type -> chancery.v1.GetBundleRequest
-	55,  // 104: chancery.v1.Admin.GetAuthorities:input_type -> chancery.v1.GetAuthoritiesRequest
-	51,  // 105: chancery.v1.Admin.RequestIssuer:input_type -> chancery.v1.RequestIssuerRequest
-	53,  // 106: chancery.v1.Admin.ImportIssuer:input_type -> chancery.v1.ImportIssuerRequest
-	40,  // 107: chancery.v1.Admin.Revoke:input_type -> chancery.v1.RevokeRequest
-	43,  // 108: chancery.v1.Admin.Restore:input_type -> chancery.v1.RestoreRequest
-	45,  // 109: chancery.v1.Admin.ListRevocations:input_type -> chancery.v1.ListRevocationsRequest
-	48,  // 110: chancery.v1.Admin.ListServed:input_type -> chancery.v1.ListServedRequest
-	59,  // 111: chancery.v1.Admin.GetStatus:input_type -> chancery.v1.GetStatusRequest
-	32,  // 112: chancery.v1.Admin.ListReplicas:input_type -> chancery.v1.ListReplicasRequest
-	35,  // 113: chancery.v1.Admin.ForgetReplica:input_type -> chancery.v1.ForgetReplicaRequest
-	37,  // 114: chancery.v1.Admin.ExportState:input_type -> chancery.v1.ExportStateRequest
-	22,  // 115: chancery.v1.Admin.PlanRotation:input_type -> chancery.v1.StartRotationRequest
-	22,  // 116: chancery.v1.Admin.StartRotation:input_type -> chancery.v1.StartRotationRequest
-	25,  // 117: chancery.v1.Admin.GetRotation:input_type -> chancery.v1.GetRotationRequest
-	61,  // 118: chancery.v1.Admin.ListTrust:input_type -> chancery.v1.ListTrustRequest
-	65,  // 119: chancery.v1.Admin.ImportTrust:input_type -> chancery.v1.ImportTrustRequest
-	67,  // 120: chancery.v1.Admin.RefreshTrust:input_type -> chancery.v1.RefreshTrustRequest
-	69,  // 121: chancery.v1.Admin.ShowNaming:input_type -> chancery.v1.ShowNamingRequest
-	26,  // 122: chancery.v1.Admin.ChangeRotation:input_type -> chancery.v1.ChangeRotationRequest
-	12,  // 123: chancery.v1.Issuance.Issue:output_type -> chancery.v1.IssueResponse
-	9,   // 124: chancery.v1.Issuance.Sync:output_type -> chancery.v1.SyncUpdate
-	1,   // 125: chancery.v1.Issuance.GetBundle:output_type -> chancery.v1.SignedBundle
-	56,  // 126: chancery.v1.Admin.GetAuthorities:output_type -> chancery.v1.GetAuthoritiesResponse
-	52,  // 127: chancery.v1.Admin.RequestIssuer:output_type -> chancery.v1.RequestIssuerResponse
-	54,  // 128: chancery.v1.Admin.ImportIssuer:output_type -> chancery.v1.ImportIssuerResponse
-	41,  // 129: chancery.v1.Admin.Revoke:output_type -> chancery.v1.RevokeResponse
-	44,  // 130: chancery.v1.Admin.Restore:output_type -> chancery.v1.RestoreResponse
-	46,  // 131: chancery.v1.Admin.ListRevocations:output_type -> chancery.v1.ListRevocationsResponse
-	49,  // 132: chancery.v1.Admin.ListServed:output_type -> chancery.v1.ListServedResponse
-	60,  // 133: chancery.v1.Admin.GetStatus:output_type -> chancery.v1.GetStatusResponse
-	33,  // 134: chancery.v1.Admin.ListReplicas:output_type -> chancery.v1.ListReplicasResponse
-	36,  // 135: chancery.v1.Admin.ForgetReplica:output_type -> chancery.v1.ForgetReplicaResponse
-	38,  // 136: chancery.v1.Admin.ExportState:output_type -> chancery.v1.ExportStateResponse
-	23,  // 137: chancery.v1.Admin.PlanRotation:output_type -> chancery.v1.PlanRotationResponse
-	27,  // 138: chancery.v1.Admin.StartRotation:output_type -> chancery.v1.RotationStatus
-	27,  // 139: chancery.v1.Admin.GetRotation:output_type -> chancery.v1.RotationStatus
-	62,  // 140: chancery.v1.Admin.ListTrust:output_type -> chancery.v1.ListTrustResponse
-	66,  // 141: chancery.v1.Admin.ImportTrust:output_type -> chancery.v1.ImportTrustResponse
-	68,  // 142: chancery.v1.Admin.RefreshTrust:output_type -> chancery.v1.RefreshTrustResponse
-	70,  // 143: chancery.v1.Admin.ShowNaming:output_type -> chancery.v1.ShowNamingResponse
-	27,  // 144: chancery.v1.Admin.ChangeRotation:output_type -> chancery.v1.RotationStatus
-	123, // [123:145] is the sub-list for method output_type
-	101, // [101:123] is the sub-list for method input_type
-	101, // [101:101] is the sub-list for extension type_name
-	101, // [101:101] is the sub-list for extension extendee
-	0,   // [0:101] is the sub-list for field type_name
+	73,  // 74: chancery.v1.GetStatusResponse.federation:type_name -> chancery.v1.GetStatusResponse.Federated
+	74,  // 75: chancery.v1.GetStatusResponse.bundle_endpoint:type_name -> chancery.v1.GetStatusResponse.BundleEndpoint
+	63,  // 76: chancery.v1.ListTrustResponse.domains:type_name -> chancery.v1.TrustedDomain
+	85,  // 77: chancery.v1.ListTrustResponse.time:type_name -> google.protobuf.Timestamp
+	85,  // 78: chancery.v1.TrustedDomain.since:type_name -> google.protobuf.Timestamp
+	64,  // 79: chancery.v1.TrustedDomain.relationship:type_name -> chancery.v1.Relationship
+	85,  // 80: chancery.v1.Relationship.last_success:type_name -> google.protobuf.Timestamp
+	85,  // 81: chancery.v1.Relationship.last_try:type_name -> google.protobuf.Timestamp
+	85,  // 82: chancery.v1.Relationship.next_try:type_name -> google.protobuf.Timestamp
+	86,  // 83: chancery.v1.Relationship.refresh_hint:type_name -> google.protobuf.Duration
+	63,  // 84: chancery.v1.RefreshTrustResponse.domains:type_name -> chancery.v1.TrustedDomain
+	71,  // 85: chancery.v1.ShowNamingResponse.services:type_name -> chancery.v1.NamedService
+	72,  // 86: chancery.v1.NamedService.identities:type_name -> chancery.v1.NamedIdentity
+	85,  // 87: chancery.v1.NamedIdentity.until:type_name -> google.protobuf.Timestamp
+	85,  // 88: chancery.v1.GetStatusResponse.Federated.since:type_name -> google.protobuf.Timestamp
+	64,  // 89: chancery.v1.GetStatusResponse.Federated.relationship:type_name -> chancery.v1.Relationship
+	85,  // 90: chancery.v1.GetStatusResponse.BundleEndpoint.not_after:type_name -> google.protobuf.Timestamp
+	76,  // 91: chancery.v1.GetStatusResponse.Document.logs:type_name -> chancery.v1.GetStatusResponse.Log
+	85,  // 92: chancery.v1.GetStatusResponse.Document.requested:type_name -> google.protobuf.Timestamp
+	85,  // 93: chancery.v1.GetStatusResponse.Store.confirmed:type_name -> google.protobuf.Timestamp
+	34,  // 94: chancery.v1.GetStatusResponse.Store.replicas:type_name -> chancery.v1.Replica
+	85,  // 95: chancery.v1.GetStatusResponse.Store.imported:type_name -> google.protobuf.Timestamp
+	85,  // 96: chancery.v1.GetStatusResponse.Store.changed:type_name -> google.protobuf.Timestamp
+	85,  // 97: chancery.v1.GetStatusResponse.Certificate.tainted:type_name -> google.protobuf.Timestamp
+	85,  // 98: chancery.v1.GetStatusResponse.Key.checked:type_name -> google.protobuf.Timestamp
+	86,  // 99: chancery.v1.GetStatusResponse.Key.took:type_name -> google.protobuf.Duration
+	85,  // 100: chancery.v1.GetStatusResponse.Key.waiting:type_name -> google.protobuf.Timestamp
+	85,  // 101: chancery.v1.GetStatusResponse.IssuanceLog.checkpoint:type_name -> google.protobuf.Timestamp
+	85,  // 102: chancery.v1.GetStatusResponse.IssuanceLog.sequenced:type_name -> google.protobuf.Timestamp
+	85,  // 103: chancery.v1.GetStatusResponse.Crls.failing:type_name -> google.protobuf.Timestamp
+	85,  // 104: chancery.v1.GetStatusResponse.Crls.ends:type_name -> google.protobuf.Timestamp
+	85,  // 105: chancery.v1.GetStatusResponse.Crls.published:type_name -> google.protobuf.Timestamp
+	10,  // 106: chancery.v1.Issuance.Issue:input_type -> chancery.v1.IssueRequest
+	6,   // 107: chancery.v1.Issuance.Sync:input_type -> chancery.v1.SyncRequest
+	0,   // 108: chancery.v1.Issuance.GetBundle:input_type -> chancery.v1.GetBundleRequest
+	55,  // 109: chancery.v1.Admin.GetAuthorities:input_type -> chancery.v1.GetAuthoritiesRequest
+	51,  // 110: chancery.v1.Admin.RequestIssuer:input_type -> chancery.v1.RequestIssuerRequest
+	53,  // 111: chancery.v1.Admin.ImportIssuer:input_type -> chancery.v1.ImportIssuerRequest
+	40,  // 112: chancery.v1.Admin.Revoke:input_type -> chancery.v1.RevokeRequest
+	43,  // 113: chancery.v1.Admin.Restore:input_type -> chancery.v1.RestoreRequest
+	45,  // 114: chancery.v1.Admin.ListRevocations:input_type -> chancery.v1.ListRevocationsRequest
+	48,  // 115: chancery.v1.Admin.ListServed:input_type -> chancery.v1.ListServedRequest
+	59,  // 116: chancery.v1.Admin.GetStatus:input_type -> chancery.v1.GetStatusRequest
+	32,  // 117: chancery.v1.Admin.ListReplicas:input_type -> chancery.v1.ListReplicasRequest
+	35,  // 118: chancery.v1.Admin.ForgetReplica:input_type -> chancery.v1.ForgetReplicaRequest
+	37,  // 119: chancery.v1.Admin.ExportState:input_type -> chancery.v1.ExportStateRequest
+	22,  // 120: chancery.v1.Admin.PlanRotation:input_type -> chancery.v1.StartRotationRequest
+	22,  // 121: chancery.v1.Admin.StartRotation:input_type -> chancery.v1.StartRotationRequest
+	25,  // 122: chancery.v1.Admin.GetRotation:input_type -> chancery.v1.GetRotationRequest
+	61,  // 123: chancery.v1.Admin.ListTrust:input_type -> chancery.v1.ListTrustRequest
+	65,  // 124: chancery.v1.Admin.ImportTrust:input_type -> chancery.v1.ImportTrustRequest
+	67,  // 125: chancery.v1.Admin.RefreshTrust:input_type -> chancery.v1.RefreshTrustRequest
+	69,  // 126: chancery.v1.Admin.ShowNaming:input_type -> chancery.v1.ShowNamingRequest
+	26,  // 127: chancery.v1.Admin.ChangeRotation:input_type -> chancery.v1.ChangeRotationRequest
+	12,  // 128: chancery.v1.Issuance.Issue:output_type -> chancery.v1.IssueResponse
+	9,   // 129: chancery.v1.Issuance.Sync:output_type -> chancery.v1.SyncUpdate
+	1,   // 130: chancery.v1.Issuance.GetBundle:output_type -> chancery.v1.SignedBundle
+	56,  // 131: chancery.v1.Admin.GetAuthorities:output_type -> chancery.v1.GetAuthoritiesResponse
+	52,  // 132: chancery.v1.Admin.RequestIssuer:output_type -> chancery.v1.RequestIssuerResponse
+	54,  // 133: chancery.v1.Admin.ImportIssuer:output_type -> chancery.v1.ImportIssuerResponse
+	41,  // 134: chancery.v1.Admin.Revoke:output_type -> chancery.v1.RevokeResponse
+	44,  // 135: chancery.v1.Admin.Restore:output_type -> chancery.v1.RestoreResponse
+	46,  // 136: chancery.v1.Admin.ListRevocations:output_type -> chancery.v1.ListRevocationsResponse
+	49,  // 137: chancery.v1.Admin.ListServed:output_type -> chancery.v1.ListServedResponse
+	60,  // 138: chancery.v1.Admin.GetStatus:output_type -> chancery.v1.GetStatusResponse
+	33,  // 139: chancery.v1.Admin.ListReplicas:output_type -> chancery.v1.ListReplicasResponse
+	36,  // 140: chancery.v1.Admin.ForgetReplica:output_type -> chancery.v1.ForgetReplicaResponse
+	38,  // 141: chancery.v1.Admin.ExportState:output_type -> chancery.v1.ExportStateResponse
+	23,  // 142: chancery.v1.Admin.PlanRotation:output_type -> chancery.v1.PlanRotationResponse
+	27,  // 143: chancery.v1.Admin.StartRotation:output_type -> chancery.v1.RotationStatus
+	27,  // 144: chancery.v1.Admin.GetRotation:output_type -> chancery.v1.RotationStatus
+	62,  // 145: chancery.v1.Admin.ListTrust:output_type -> chancery.v1.ListTrustResponse
+	66,  // 146: chancery.v1.Admin.ImportTrust:output_type -> chancery.v1.ImportTrustResponse
+	68,  // 147: chancery.v1.Admin.RefreshTrust:output_type -> chancery.v1.RefreshTrustResponse
+	70,  // 148: chancery.v1.Admin.ShowNaming:output_type -> chancery.v1.ShowNamingResponse
+	27,  // 149: chancery.v1.Admin.ChangeRotation:output_type -> chancery.v1.RotationStatus
+	128, // [128:150] is the sub-list for method output_type
+	106, // [106:128] is the sub-list for method input_type
+	106, // [106:106] is the sub-list for extension type_name
+	106, // [106:106] is the sub-list for extension extendee
+	0,   // [0:106] is the sub-list for field type_name
 }
 
 func init() { file_chancery_proto_init() }
@@ -6668,7 +6860,7 @@ func file_chancery_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_chancery_proto_rawDesc), len(file_chancery_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   83,
+			NumMessages:   85,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

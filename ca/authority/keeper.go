@@ -19,6 +19,7 @@ import (
 
 	"github.com/chancery-project/chancery/ca"
 	"github.com/chancery-project/chancery/ca/audit"
+	"github.com/chancery-project/chancery/ca/authority/begin"
 	"github.com/chancery-project/chancery/ca/authority/held"
 	"github.com/chancery-project/chancery/ca/authority/swap"
 	"github.com/chancery-project/chancery/ca/bundlekey"
@@ -71,6 +72,7 @@ type Keeper struct {
 	config        Config
 	issuer        atomic.Pointer[ca.Issuer]
 	inUse         atomic.Pointer[held.Issuer] // the same issuer, with its key
+	pair          atomic.Pointer[held.Pair]   // the same issuer, with that of a migration's other trust domain
 	without       atomic.Pointer[error]       // why there is no issuer
 	failed        atomic.Pointer[error]       // of the last try to look after the issuer; nil if it did not fail
 	newest        atomic.Pointer[files.Set]   // plugged-in files that passed all checks
@@ -112,15 +114,16 @@ func Init(ctx context.Context, c Config, actor string) (*Document, error) {
 		return nil, err
 	}
 	var err error
+	first := begin.Config{Domain: c.Domain, Sealer: c.Sealer, Log: c.Log, Keys: c.Keys, KeyType: c.KeyType, RootTTL: c.RootTTL, IssuerTTL: c.IssuerTTL}
 	switch {
 	case c.Plugged != nil && len(c.Roots) > 0:
 		err = errors.New("a plugged-in issuer brings its roots along; none can be given beside it")
 	case c.Plugged != nil:
-		err = adopt(doc, c)
+		err = first.Adopt(doc, c.Plugged.Dir, c.Plugged.Layout)
 	case len(c.Roots) > 0:
-		err = adoptRoots(doc, c)
+		err = first.AdoptRoots(doc, c.Roots)
 	default:
-		err = create(ctx, doc, c, actor)
+		err = first.Create(ctx, doc, actor)
 	}
 	if err != nil {
 		return nil, err
@@ -135,49 +138,6 @@ func Init(ctx context.Context, c Config, actor string) (*Document, error) {
 	return doc, c.Store.Create(ctx, doc.Version, data)
 }
 
-func create(ctx context.Context, doc *Document, c Config, actor string) error {
-	root, err := held.Generate(ctx, c.Keys, c.KeyType)
-	if err != nil {
-		return err
-	}
-	issuer, err := held.Generate(ctx, c.Keys, ca.IssuerType(c.KeyType))
-	if err != nil {
-		return err
-	}
-	made, err := ca.Create(ctx, ca.CreateConfig{
-		Domain: c.Domain, LogID: doc.Logs[0].ID, Log: c.Log, Requester: audit.Requester{Method: "authority init", User: actor},
-		RootKey: root.Signer, IssuerKey: issuer.Signer, RootTTL: c.RootTTL, IssuerTTL: c.IssuerTTL,
-	})
-	if err != nil {
-		return err
-	}
-	if err := doc.Add(c.Domain, KindRoot, root, c.Sealer, made.Root); err != nil {
-		return err
-	}
-	return doc.Add(c.Domain, KindIssuer, issuer, c.Sealer, made.Issuer)
-}
-
-// adopt writes a plugged-in issuer and its roots into the document, without keys. A root that has ended is refused here
-// only: one that ends later, beside the one in use, must not keep a server from starting, since no root may be taken out.
-func adopt(doc *Document, c Config) error {
-	set, err := files.Read(c.Plugged.Dir, c.Plugged.Layout)
-	if err != nil {
-		return err
-	}
-	if _, err := c.issuerOf(set, 1, doc.Logs[0].ID); err != nil {
-		return err
-	}
-	for _, r := range set.Roots {
-		if time.Now().After(r.NotAfter) {
-			return fmt.Errorf("root certificate %q in %s ended at %s", r.Subject, c.Plugged.Dir, r.NotAfter.UTC().Format(time.RFC3339))
-		}
-		if err := doc.Add(c.Domain, KindRoot, Key{}, c.Sealer, r); err != nil {
-			return err
-		}
-	}
-	return doc.Add(c.Domain, KindIssuer, Key{}, c.Sealer, set.Chain[0])
-}
-
 // Open loads the document, registers this server in it, and makes the active issuer ready. A missing document is an error that
 // names the command to run. One whose issuer has ended is left to Run.
 func Open(ctx context.Context, c Config) (*Keeper, error) {
@@ -185,6 +145,7 @@ func Open(ctx context.Context, c Config) (*Keeper, error) {
 	if err != nil {
 		return nil, err
 	}
+	c = a.config
 	switch {
 	case c.Plugged != nil:
 		return a, a.openPlugged(ctx)
@@ -210,14 +171,13 @@ func Open(ctx context.Context, c Config) (*Keeper, error) {
 	case err != nil:
 		return nil, err
 	}
-	a.swap(use)
+	a.swap(ctx, use)
 	return a, nil
 }
 
 // load gets hold of the document.
 func load(ctx context.Context, c Config) (*Keeper, error) {
 	a := &Keeper{config: c, announce: func(context.Context) error { return nil }, mind: make(chan struct{}, 1), used: func() {}}
-	a.held = a.nothing()
 	var err error
 	a.Hold, err = replica.Open(ctx, replica.Config{
 		Name: c.name(), Domain: c.Domain, Store: c.Store, Sealer: c.Sealer, Logger: c.Logger, Log: c.Log, Mark: c.Mark, Issuance: c.IssuanceLog,
@@ -225,6 +185,8 @@ func load(ctx context.Context, c Config) (*Keeper, error) {
 	if err != nil {
 		return nil, err
 	}
+	a.config.Domain = a.Hold.Domain()
+	a.held = a.nothing()
 	a.OnTake(a.take)
 	a.OnWrite(a.dropKeys)
 	a.OnDrive(a.unfit)
@@ -247,15 +209,19 @@ func (a *Keeper) offline() bool {
 }
 
 // Issuer returns the issuer of the moment, or why nothing can be issued.
-func (a *Keeper) Issuer() (*ca.Issuer, error) {
-	if err := a.MaySign(); err != nil {
-		return nil, err
+func (a *Keeper) Issuer() (*ca.Issuer, error) { return a.usable(a.issuer.Load(), nil) }
+
+// usable returns an issuer as it may be used now; err is why there is none.
+func (a *Keeper) usable(i *ca.Issuer, err error) (*ca.Issuer, error) {
+	if why := a.MaySign(); why != nil {
+		return nil, why
 	}
-	i := a.issuer.Load()
-	if i == nil {
-		if why := a.without.Load(); why != nil {
-			return nil, *why
-		}
+	switch why := a.without.Load(); {
+	case err != nil:
+		return nil, err
+	case i == nil && why != nil:
+		return nil, *why
+	case i == nil:
 		return nil, errors.New("no issuer yet")
 	}
 	if end := i.NotAfter(); time.Now().After(end) {
@@ -268,11 +234,12 @@ func (a *Keeper) Issuer() (*ca.Issuer, error) {
 func (a *Keeper) InUse() *ca.Issuer { return a.issuer.Load() }
 
 // swap puts an issuer to use. Caller has the lock of changes or is alone.
-func (a *Keeper) swap(use held.Issuer) {
+func (a *Keeper) swap(ctx context.Context, use held.Issuer) {
 	i := use.Issuer
 	a.held.Keep(use)
 	a.inUse.Store(&use)
 	a.issuer.Store(i)
+	a.pairUp(ctx)
 	a.config.Logger.Info("issuer in use", "issuer", i.SKI(), "not_after", i.NotAfter().UTC(), "generation", i.Bundle().Generation())
 	a.used()
 }
@@ -293,11 +260,13 @@ func (a *Keeper) take(ctx context.Context, doc *Document) {
 	was := a.inUse.Load()
 	switch {
 	case err == nil && was != nil && was.Issuer == use.Issuer:
+		a.pairUp(ctx)
 	case err == nil:
-		a.swap(use)
+		a.swap(ctx, use)
 	default:
 		why := a.without.Swap(&err)
 		a.inUse.Store(nil)
+		a.pair.Store(nil)
 		if had := a.issuer.Swap(nil) != nil; had || why == nil || (*why).Error() != err.Error() {
 			a.config.Logger.Error("nothing is issued: the active issuer cannot be used here", "reason", err.Error())
 		}
@@ -383,6 +352,7 @@ func (a *Keeper) Mind(ctx context.Context) {
 	if a.Drives() {
 		a.DropDead(ctx, time.Now())
 		a.mindIssuer(ctx, time.Now())
+		a.mindSecond(ctx, time.Now())
 	}
 }
 
@@ -412,12 +382,10 @@ func (a *Keeper) mindIssuer(ctx context.Context, now time.Time) {
 		err = a.activate(ctx, a.Drive, next.ID)
 	case i == nil && !over: // other replicas may sign with it; why this one cannot was logged
 		return
-	case next != nil && (next.Wanted || a.due(next, i, now)):
-		if why := a.announce(ctx); why != nil && i.NotAfter().Sub(now) >= a.lead(i.Certificate()) { // there is time for another try
-			err = &waitsError{next.ID, why}
-			break
+	case next != nil && (next.Wanted || a.due(next, i.Certificate(), now)):
+		if err = a.announced(ctx, next, i.Certificate(), now); err == nil {
+			err = a.activate(ctx, a.Drive, next.ID)
 		}
-		err = a.activate(ctx, a.Drive, next.ID)
 	case next != nil || a.config.Parented: // a parented issuer is renewed by package renewal
 		return
 	case over:
@@ -533,18 +501,4 @@ func (a *Keeper) succeed(ctx context.Context, put func(next *Document, key Key, 
 }
 
 // Expiries returns the end of each certificate that the authority's work depends on, by a name for metrics.
-func (a *Keeper) Expiries() map[string]time.Time {
-	out := map[string]time.Time{}
-	i := a.issuer.Load()
-	if i == nil {
-		return out
-	}
-	add := func(kind string, certs []*x509.Certificate) {
-		for _, x := range certs {
-			out[fmt.Sprintf("%s %x", kind, x.SubjectKeyId)] = x.NotAfter
-		}
-	}
-	add("issuer", i.Chain())
-	add("root", i.Bundle().Roots())
-	return out
-}
+func (a *Keeper) Expiries() map[string]time.Time { return a.pair.Load().Expiries() }

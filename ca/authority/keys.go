@@ -16,20 +16,35 @@ func (a *Keeper) dropKeys(ctx context.Context, before, after *Document) {
 	}
 }
 
-// Keys returns the keys to be checked: the active issuer's, which the server cannot work without, and the active root's,
-// where it lies here.
+// Keys returns the keys to be checked: those of the issuers that sign, which the server cannot work without, and of the roots above them,
+// where they lie here.
 func (a *Keeper) Keys() []keys.Watched {
 	out := []keys.Watched{}
 	if in := a.inUse.Load(); in != nil {
 		out = append(out, keys.Watched{Name: a.KeyName(), Open: func(context.Context) (crypto.Signer, error) { return in.Key, nil }})
 	}
-	doc := a.Document()
-	if root, err := doc.Active(a.config.Domain, KindRoot); err == nil && root.HasKey() {
+	state := a.stateOf(a.Document())
+	if p := a.pair.Load(); p != nil && p.Second.Issuer != nil {
+		out = append(out, keys.Watched{Name: a.SecondKey(), Open: func(context.Context) (crypto.Signer, error) { return p.Second.Key, nil }})
+	}
+	for i := range state.Authorities {
+		root := &state.Authorities[i]
+		if root.Kind != KindRoot || !root.HasKey() || root.State != StateActive && (state.Second() == nil || root.ID != state.Rotation.ToRoot) {
+			continue
+		}
 		out = append(out, keys.Watched{Name: "root " + root.ID, Open: func(ctx context.Context) (crypto.Signer, error) {
 			return root.OpenKey(ctx, a.config.Domain, a.config.Sealer, a.config.Keys)
 		}})
 	}
 	return out
+}
+
+// SecondKey names the key of the issuer of a migration's other trust domain, as in Keys; empty if none signs.
+func (a *Keeper) SecondKey() string {
+	if p := a.pair.Load(); p != nil && p.Second.Issuer != nil {
+		return "issuer " + p.Second.SKI()
+	}
+	return ""
 }
 
 // KeyName names the active issuer's key, as in Keys.

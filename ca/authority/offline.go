@@ -18,20 +18,6 @@ import (
 
 // This file is for a root that is kept elsewhere: the roots come with Init, the issuer by Request and Import.
 
-// adoptRoots writes the roots of a CA that is kept elsewhere into the document. They enter as one generation.
-func adoptRoots(doc *Document, c Config) error {
-	for _, r := range c.Roots {
-		if err := parent.CheckRoot(r, time.Now()); err != nil {
-			return fmt.Errorf("root %q: %w", r.Subject, err)
-		}
-		if err := doc.Add(c.Domain, KindRoot, Key{}, c.Sealer, r); err != nil {
-			return err
-		}
-	}
-	_, err := doc.Bundle(c.Domain)
-	return err
-}
-
 // Request returns a certificate signing request in DER for the next issuer, whose key is made where keys are kept. A
 // request that is open is returned again, unless fresh is set: then its key is dropped. No server may hold the store; a
 // server uses the Keeper's method.
@@ -60,7 +46,7 @@ func (a *Keeper) request(ctx context.Context, change changer, actor string, fres
 	}
 	var key Key
 	var err error
-	if open := a.Document().Domains[c.Domain.String()].Requested; open != nil && !fresh {
+	if open := a.stateOf(a.Document()).Requested; open != nil && !fresh {
 		key, err = open.Open(ctx, c.Domain, c.Sealer, c.Keys)
 	} else {
 		key, err = a.newRequest(ctx, change, actor, open)
@@ -75,7 +61,7 @@ func (a *Keeper) offlineOnly() error {
 	switch {
 	case a.config.Plugged != nil:
 		return errors.New("the issuer is plugged in from files (`issuer` in the config); it is renewed by changing the files")
-	case a.Document().Domains[a.config.Domain.String()] == nil:
+	case a.Document().Of(a.config.Domain) == nil:
 		return fmt.Errorf("the authority document has nothing for trust domain %s", a.config.Domain)
 	case !a.offline():
 		return errors.New("the root's key lies here, so that the server renews its issuer by itself; " +
@@ -220,7 +206,7 @@ func (a *Keeper) checkImport(ctx context.Context, chain []*x509.Certificate) (re
 	if now := a.stateOf(doc).Rotation; now != nil {
 		return requested{}, nil, fmt.Errorf("rotation %s is under way, in phase %s: an issuer cannot be brought in between. Wait for its end (`chancery rotate status`), or abort it", now.ID, now.Phase)
 	}
-	r := requested{open: doc.Domains[c.Domain.String()].Requested}
+	r := requested{open: a.stateOf(doc).Requested}
 	if r.open == nil {
 		return r, nil, errors.New("no issuer was requested, or the request was answered; `chancery authority csr` makes one")
 	}

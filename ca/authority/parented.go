@@ -33,7 +33,7 @@ func (a *Keeper) openParented(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	a.swap(use)
+	a.swap(ctx, use)
 	return nil
 }
 

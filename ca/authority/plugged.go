@@ -7,13 +7,12 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/chancery-project/chancery/ca"
+	"github.com/chancery-project/chancery/ca/authority/begin"
 	"github.com/chancery-project/chancery/ca/authority/held"
 	"github.com/chancery-project/chancery/ca/authority/swap"
 	"github.com/chancery-project/chancery/ca/document"
 	"github.com/chancery-project/chancery/ca/files"
 	"github.com/chancery-project/chancery/ca/replica"
-	"github.com/chancery-project/chancery/trust"
 )
 
 // This file is about an issuer that is plugged in from files (decision D7). Each replica has files of its own, which may change at
@@ -37,7 +36,7 @@ func (a *Keeper) openPlugged(ctx context.Context) error {
 		a.without.Store(&err)
 		return nil
 	}
-	a.swap(use)
+	a.swap(ctx, use)
 	return nil
 }
 
@@ -59,7 +58,7 @@ func (a *Keeper) holdSet(set *files.Set) error {
 	if err != nil {
 		return err
 	}
-	issuer, err := c.issuerOf(set, have.Generation(), a.LogID())
+	issuer, err := begin.Config{Domain: c.Domain, Log: c.Log}.IssuerOf(set, have.Generation(), a.LogID())
 	if err != nil {
 		return err
 	}
@@ -91,17 +90,6 @@ func (a *Keeper) signsWith(set *files.Set) bool {
 	}
 	root := a.stateOf(a.Document()).Get(KindRoot, swap.RootID(set))
 	return x.ID == swap.ID(set.Chain[0]) && root != nil
-}
-
-// issuerOf checks a set as a whole and returns its issuer.
-func (c Config) issuerOf(set *files.Set, generation uint64, logID uint32) (*ca.Issuer, error) {
-	bundle, err := trust.NewBundle(c.Domain, generation, set.Roots)
-	if err != nil {
-		return nil, err
-	}
-	return ca.NewIssuer(ca.IssuerConfig{
-		Domain: c.Domain, Key: set.Key, Chain: set.Chain, Bundle: bundle, LogID: logID, Log: c.Log,
-	})
 }
 
 // Swap says what the plugged-in files ask for that passed all checks, of the document that there is now. No set: there are none.

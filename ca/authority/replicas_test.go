@@ -733,7 +733,7 @@ func TestForget(t *testing.T) {
 	if _, err := Open(t.Context(), lone); err == nil {
 		t.Error("a lost mark is not missed")
 	}
-	if err := Forget(t.Context(), lone, "unix:root", "b"); err != nil {
+	if err := replica.Forget(t.Context(), lone.Store, lone.Sealer, lone.Log, "unix:root", "b"); err != nil {
 		t.Fatal(err)
 	}
 	issue(t, open(t, lone))
@@ -809,7 +809,7 @@ func TestFormat1(t *testing.T) {
 	}
 	doc := ks[0].Document()
 	state := doc.State(c.Domain)
-	if doc.Format != document.Format || doc.Version != 8 || len(doc.Live()) != 3 || kept != 1 {
+	if doc.Format != 3 || doc.Format != doc.Needs() || doc.Version != 8 || len(doc.Live()) != 3 || kept != 1 {
 		t.Errorf("format %d, version %d, %d of them have the log ID that was; %+v", doc.Format, doc.Version, kept, doc.Logs)
 	}
 	before := was.State(c.Domain)

@@ -20,7 +20,7 @@ import (
 func (a *Keeper) Revoke(ctx context.Context, r Revocation) (Revocation, error) {
 	c := a.config
 	r.Time = r.Time.UTC()
-	if err := r.Check(c.Domain, r.Time); err != nil {
+	if err := r.Check(a.Document().Names(c.Domain), r.Time); err != nil {
 		return r, err
 	}
 	detail := fmt.Sprintf("revoke %s (reason %d)", r.Predicate.String(), r.Reason)

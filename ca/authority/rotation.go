@@ -9,7 +9,6 @@ import (
 
 	"github.com/chancery-project/chancery/ca"
 	"github.com/chancery-project/chancery/ca/authority/held"
-	"github.com/chancery-project/chancery/ca/authority/swap"
 	"github.com/chancery-project/chancery/ca/document"
 	"github.com/chancery-project/chancery/ca/replica"
 )
@@ -22,7 +21,7 @@ func (a *Keeper) Staged() { a.staged = true }
 
 // stateOf returns what a document in use has of the trust domain. It must not be changed.
 func (a *Keeper) stateOf(doc *Document) *document.DomainState {
-	if state := doc.Domains[a.config.Domain.String()]; state != nil {
+	if state := doc.Of(a.config.Domain); state != nil {
 		return state
 	}
 	return new(document.DomainState)
@@ -124,24 +123,11 @@ func (a *Keeper) dropMade(ctx context.Context, made ...Key) {
 // Rotatable returns why this server cannot make another root or, under the one that there is, another issuer, and what to do instead;
 // nil if it can.
 func (a *Keeper) Rotatable(kind document.AuthorityKind) error {
-	root, err := a.Document().Active(a.config.Domain, KindRoot)
-	switch {
-	case err != nil:
-		return err
-	case a.config.Plugged != nil && kind == KindRoot:
-		return fmt.Errorf("the issuer is plugged in from %s, so its root is rotated by changing the files there, and the server follows: %s", a.config.Plugged.Dir, swap.Steps)
-	case a.config.Plugged != nil:
-		return fmt.Errorf("the issuer is plugged in from %s: put the next one, under the same root, there; it is used once every server and its agents have its CRL", a.config.Plugged.Dir)
-	case root.HasKey():
-		return nil
-	case kind == KindRoot:
-		return errors.New("the root's key is kept elsewhere, so that its successor can only be made there. To change the root: (1) make one with its issuer " +
-			"where keys are kept (`chancery ceremony`); (2) plug both in by files (`issuer` in the config), beside the old root, by the steps of docs/config.md. " +
-			"To renew the issuer alone: `chancery authority csr` and `chancery authority import`")
-	case a.config.Parented:
-		return errors.New("the issuer is renewed by a parent (`parent` in the config), which is asked in time; there is nothing to rotate here")
+	dir := ""
+	if a.config.Plugged != nil {
+		dir = a.config.Plugged.Dir
 	}
-	return held.ErrOffline
+	return held.Rotatable(a.Document(), a.config.Domain, kind, dir, a.config.Parented)
 }
 
 // bounded returns an issuer as it may be used now (decision D4).

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/chancery-project/chancery/ca"
 	"github.com/chancery-project/chancery/ca/authority/held"
 	"github.com/chancery-project/chancery/ca/replica"
 )
@@ -19,9 +18,17 @@ const reconnect = 2 * time.Minute
 
 // due reports whether a prepared issuer should sign: once nobody can have a valid leaf who was last seen before it was
 // prepared, and so may lack its CRL; sooner if the one in use has not that long.
-func (a *Keeper) due(next *Authority, using *ca.Issuer, now time.Time) bool {
-	lead := a.lead(using.Certificate())
-	return now.Sub(next.Created) >= lead && now.Sub(a.running) >= reconnect || using.NotAfter().Sub(now) < lead
+func (a *Keeper) due(next *Authority, using *x509.Certificate, now time.Time) bool {
+	lead := a.lead(using)
+	return now.Sub(next.Created) >= lead && now.Sub(a.running) >= reconnect || using.NotAfter.Sub(now) < lead
+}
+
+// announced returns why an issuer waits whose CRL should be out before it signs, if there is time for another try.
+func (a *Keeper) announced(ctx context.Context, next *Authority, using *x509.Certificate, now time.Time) error {
+	if why := a.announce(ctx); why != nil && using.NotAfter.Sub(now) >= a.lead(using) {
+		return &waitsError{next.ID, why}
+	}
+	return nil
 }
 
 // lead is how long an issuer is prepared before it signs.

@@ -51,11 +51,11 @@ func TestD22IssuerIsPreparedBeforeItSigns(t *testing.T) {
 	}
 	k = driving(t, c) // a restart in between
 	first = k.issuer.Load()
-	if k.due(k.Document().Prepared(c.Domain), first, time.Now().Add(23*time.Hour)) || !k.due(k.Document().Prepared(c.Domain), first, time.Now().Add(25*time.Hour)) {
+	if k.due(k.Document().Prepared(c.Domain), first.Certificate(), time.Now().Add(23*time.Hour)) || !k.due(k.Document().Prepared(c.Domain), first.Certificate(), time.Now().Add(25*time.Hour)) {
 		t.Error("it should sign a day after it was prepared, which is the longest life of a leaf")
 	}
 	k.running = time.Now().Add(25*time.Hour - time.Minute)
-	if created := time.Now(); k.due(k.Document().Prepared(c.Domain), first, created.Add(25*time.Hour)) || !k.due(k.Document().Prepared(c.Domain), first, created.Add(25*time.Hour+2*time.Minute)) {
+	if created := time.Now(); k.due(k.Document().Prepared(c.Domain), first.Certificate(), created.Add(25*time.Hour)) || !k.due(k.Document().Prepared(c.Domain), first.Certificate(), created.Add(25*time.Hour+2*time.Minute)) {
 		t.Error("a day after it was prepared, and a minute after a start, it should wait for agents to be back")
 	}
 	k.running = time.Time{}

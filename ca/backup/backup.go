@@ -21,6 +21,7 @@ import (
 	"github.com/chancery-project/chancery/ca/document/strict"
 	"github.com/chancery-project/chancery/ca/keys"
 	"github.com/chancery-project/chancery/ca/store"
+	"github.com/chancery-project/chancery/trust"
 )
 
 // Format is that of exports; a binary refuses a higher one.
@@ -140,9 +141,9 @@ func Open(data []byte, s *keys.Sealer) (*Export, *document.Document, error) {
 	return e, doc, nil
 }
 
-// CheckDomain refuses an export that is not of the trust domain.
-func (e *Export) CheckDomain(td string) error {
-	if slices.Contains(e.TrustDomains, td) {
+// CheckDomain refuses an export, and the document in it, that are not of the trust domain, by whichever of an authority's names.
+func (e *Export) CheckDomain(d *document.Document, td trust.Domain) error {
+	if _, ok := d.Line(td); ok {
 		return nil
 	}
 	return fmt.Errorf("it is of trust domain %s, and the config is of %s", strings.Join(e.TrustDomains, ", "), td)

@@ -54,10 +54,10 @@ func TestExportComesBack(t *testing.T) {
 		!slices.Equal(got.KeyRefs, []string{"file:0102"}) || len(got.NotIncluded) < 4 || got.SealingKey != made.SealingKey {
 		t.Errorf("%+v", got)
 	}
-	if err := got.CheckDomain("cluster.local"); err != nil {
+	if err := got.CheckDomain(doc, must(trust.ParseDomain("cluster.local"))); err != nil {
 		t.Error(err)
 	}
-	if err := got.CheckDomain("other.example"); err == nil || !strings.Contains(err.Error(), "it is of trust domain cluster.local, and the config is of other.example") {
+	if err := got.CheckDomain(doc, must(trust.ParseDomain("other.example"))); err == nil || !strings.Contains(err.Error(), "it is of trust domain cluster.local, and the config is of other.example") {
 		t.Error(err)
 	}
 	if _, _, err := Make(data, 6, s, "ca-1", FromStore, now); err == nil {

@@ -36,7 +36,7 @@ func Take(d *authority.Document, td trust.Domain, chain, roots []*x509.Certifica
 			inv.Certs = append(inv.Certs, one)
 		}
 	}
-	state := d.Domains[td.String()]
+	state := d.Of(td)
 	states := map[string]string{}
 	if state != nil {
 		if err := inv.read(state, states, tainted); err != nil {

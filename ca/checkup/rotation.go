@@ -1,6 +1,7 @@
 package checkup
 
 import (
+	"math"
 	"strings"
 	"time"
 
@@ -12,6 +13,8 @@ type Rotation struct {
 	ID            string     `json:"id"`
 	Kind          string     `json:"kind"` // "root" or "issuer"
 	Reason        string     `json:"reason"`
+	FromDomain    string     `json:"fromDomain,omitempty"` // of a migration
+	ToDomain      string     `json:"toDomain,omitempty"`
 	Started       time.Time  `json:"started"`
 	Phase         string     `json:"phase"`
 	Since         time.Time  `json:"phaseSince"`
@@ -54,6 +57,9 @@ func RotationOf(d *document.DomainState) *Rotation {
 		ID: r.ID, Kind: string(r.Kind), Reason: string(r.Reason), Started: r.Started, Phase: string(r.Phase), Since: r.Since, Paused: r.Paused, PausedBy: r.PausedBy, Back: r.Back,
 		Gates: []Gate{}, Overrides: []Override{},
 	}
+	if m := r.Migration; m != nil {
+		out.FromDomain, out.ToDomain = m.From, m.To
+	}
 	for _, o := range r.Overrides {
 		out.Overrides = append(out.Overrides, Override{o.Gate, string(o.Phase), o.Because, o.Actor, o.Time})
 	}
@@ -76,7 +82,7 @@ func (s *State) judgeRotation() (all []Finding) {
 	if r == nil {
 		return nil
 	}
-	subject := "rotation " + r.ID + " of the " + r.Kind
+	subject := r.Name()
 	most := longPause
 	if r.Reason == string(document.ReasonCompromised) {
 		most = longPauseLost
@@ -97,8 +103,23 @@ func (s *State) judgeRotation() (all []Finding) {
 	return all
 }
 
+// Name says what is under way.
+func (r *Rotation) Name() string {
+	from, to := r.FromDomain, r.ToDomain
+	if r.Back { // it leads back, and keeps its name
+		from, to = to, from
+	}
+	if to != "" {
+		return "migration " + r.ID + " from " + from + " to " + to
+	}
+	return "rotation " + r.ID + " of the " + r.Kind
+}
+
 // patience is how long a phase may last without a word.
 func (r *Rotation) patience() time.Duration {
+	if r.Phase == string(document.PhaseIssue) { // of a migration: as long as an admin wants
+		return math.MaxInt64
+	}
 	if r.PhaseEstimate == nil {
 		return lateUnknown
 	}

@@ -22,6 +22,9 @@ func TestRotations(t *testing.T) {
 		{"beyond it", func(s *State, r *Rotation) { r.Since = s.Time.Add(-2*time.Hour - time.Second) }, []string{"warning rotation.waiting"}},
 		{"a short estimate", func(s *State, r *Rotation) { *r.PhaseEstimate, r.Since = 1, s.Time.Add(-9*time.Minute) }, nil},
 		{"no estimate", func(s *State, r *Rotation) { r.PhaseEstimate, r.Since = nil, s.Time.Add(-23*time.Hour) }, nil},
+		{"a migration in issue, as long as an admin wants", func(s *State, r *Rotation) {
+			r.PhaseEstimate, r.Since, r.Phase, r.FromDomain, r.ToDomain = nil, s.Time.Add(-999*time.Hour), "issue", "old", "new"
+		}, nil},
 		{"no estimate, for more than a day", func(s *State, r *Rotation) { r.PhaseEstimate, r.Since = nil, s.Time.Add(-25*time.Hour) }, []string{"warning rotation.waiting"}},
 		{"paused over night", func(s *State, r *Rotation) {
 			r.Since, r.Paused = s.Time.Add(-23*time.Hour), new(s.Time.Add(-23*time.Hour))

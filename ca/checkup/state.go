@@ -33,6 +33,9 @@ type State struct {
 	Rotation    *Rotation     `json:"rotation,omitempty"` // under way
 	Clusters    []Cluster     `json:"clusters"`
 	Kubernetes  Kubernetes    `json:"kubernetes,omitzero"`
+	// Federation lists foreign trust domains; BundleEndpoint is where others get our roots.
+	Federation     []Federated     `json:"federation,omitempty"`
+	BundleEndpoint *BundleEndpoint `json:"bundleEndpoint,omitempty"`
 }
 
 // Who renews an issuer.

@@ -46,7 +46,7 @@ func (s *DomainState) Tainted() map[string]*time.Time {
 
 // TaintedAt returns the version that last tainted an authority of a trust domain; 0 if none did.
 func (d *Document) TaintedAt(td trust.Domain) uint64 {
-	if state := d.Domains[td.String()]; state != nil {
+	if state := d.Of(td); state != nil {
 		return state.TaintedAt
 	}
 	return 0

@@ -1,6 +1,7 @@
 package document
 
 import (
+	"maps"
 	"slices"
 	"time"
 
@@ -24,6 +25,15 @@ func (s *DomainState) Activate(kind AuthorityKind, id string, now time.Time) boo
 	}
 	next.State, next.Retired, next.Wanted = StateActive, nil, false
 	return true
+}
+
+// Retire notes that an authority signs no certificate from now on, whatever it was before: the successor of a migration that is rolled back
+// has signed for its share.
+func (s *DomainState) Retire(kind AuthorityKind, id string, now time.Time) {
+	if a := s.Get(kind, id); a != nil && a.State != StateRetiring {
+		at := now.UTC().Truncate(time.Second)
+		a.State, a.Retired, a.Wanted = StateRetiring, &at, false
+	}
 }
 
 // Taint notes that an authority's key may be known to others.
@@ -78,6 +88,10 @@ func (d *Document) Clone() *Document {
 		n.Logs[i].DeclaredDead = clone(n.Logs[i].DeclaredDead)
 	}
 	n.Driver, n.Imported = clone(d.Driver), clone(d.Imported)
+	n.Foreign = maps.Clone(d.Foreign)
+	for name, f := range n.Foreign {
+		n.Foreign[name] = clone(f)
+	}
 	if d.Domains == nil {
 		return &n
 	}
@@ -103,6 +117,7 @@ func (s *DomainState) clone() *DomainState {
 		r := &n.Revocations[i]
 		r.IssuedBefore, r.Restored, r.Until = clone(r.IssuedBefore), clone(r.Restored), clone(r.Until)
 	}
+	n.Former = slices.Clone(s.Former)
 	n.Requested, n.CRL, n.BundleKey = clone(s.Requested), clone(s.CRL), clone(s.BundleKey)
 	if n.Rotation = clone(s.Rotation); n.Rotation != nil {
 		n.Rotation.unshare()
@@ -114,7 +129,9 @@ func (s *DomainState) clone() *DomainState {
 	return &n
 }
 
-func (r *Rotation) unshare() { r.Paused, r.Overrides = clone(r.Paused), slices.Clone(r.Overrides) }
+func (r *Rotation) unshare() {
+	r.Paused, r.Overrides, r.Migration = clone(r.Paused), slices.Clone(r.Overrides), r.Migration.Clone()
+}
 
 func clone[T any](p *T) *T {
 	if p == nil {
@@ -126,7 +143,7 @@ func clone[T any](p *T) *T {
 
 // Rotating returns the rotation under way in a trust domain, nil if there is none. Callers must not change it.
 func (d *Document) Rotating(td trust.Domain) *Rotation {
-	if s := d.Domains[td.String()]; s != nil {
+	if s := d.Of(td); s != nil {
 		return s.Rotation
 	}
 	return nil

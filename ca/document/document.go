@@ -7,28 +7,26 @@
 package document
 
 import (
-	"context"
-	"crypto"
-	"crypto/rand"
 	"crypto/sha256"
 	"crypto/x509"
-	"encoding/binary"
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
 	"time"
 
-	"github.com/chancery-project/chancery/ca"
 	"github.com/chancery-project/chancery/ca/document/below"
+	"github.com/chancery-project/chancery/ca/document/entry"
 	"github.com/chancery-project/chancery/ca/document/foreign"
+	"github.com/chancery-project/chancery/ca/document/listed"
 	"github.com/chancery-project/chancery/ca/document/strict"
 	"github.com/chancery-project/chancery/ca/keys"
 	"github.com/chancery-project/chancery/ca/store"
 	"github.com/chancery-project/chancery/trust"
 )
 
-// Format is the version of the document's layout; a binary refuses a higher one.
-const Format = 3
+// Format is the version of the document's layout; a binary refuses a higher one. A document is written in the lowest that says it all: see
+// Needs.
+const Format = 4
 
 // Document is the authority document: all that a server must agree on with others and with its own past. It lies in a
 // compare-and-swap store, authenticated and with sealed keys (decision D9), and is keyed by trust domain (D10).
@@ -65,32 +63,37 @@ type DomainState struct {
 	Former      []string         `json:"former,omitempty"`    // trust domains that it was before, in order
 }
 
-// LogState is a replica, and names its log.
-type LogState struct {
-	ID           uint32     `json:"id"`                     // ca.MinLogID to ca.MaxLogID; leads every serial
-	Key          string     `json:"key,omitempty"`          // public key of the issuance log; empty for a replica without one
-	Replica      string     `json:"replica,omitempty"`      // its name; empty in a document of format 1, see Own
-	DeclaredDead *time.Time `json:"declaredDead,omitempty"` // when somebody said that it will not come back
-}
+// What packages entry and listed own, under the names by which others know it.
+type (
+	// Authority is a root or an issuer.
+	Authority = entry.Authority
+	// AuthorityKind tells roots from issuers.
+	AuthorityKind = entry.Kind
+	// AuthorityState is where an authority stands in its life.
+	AuthorityState = entry.State
+	// Key is an authority's key as it enters the document.
+	Key = entry.Key
+	// RequestedIssuer is an issuer that has a key and no certificate yet.
+	RequestedIssuer = entry.Requested
+	// LogState is a replica, and names its log.
+	LogState = listed.LogState
+)
 
-// Authority is a root or an issuer.
-type Authority struct {
-	ID          string         `json:"id"` // subject key identifier in hex
-	Kind        AuthorityKind  `json:"kind"`
-	State       AuthorityState `json:"state"`
-	Generation  uint64         `json:"generation"` // of the domain's when it was added
-	Certificate string         `json:"certificate"`
-	Chain       string         `json:"chain,omitempty"`  // certificates between this one and its root, in PEM
-	Key         []byte         `json:"key,omitempty"`    // sealed PKCS#8; empty for keys that lie elsewhere
-	KeyRef      string         `json:"keyRef,omitempty"` // of a key in a key store; see keys.Store
-	Created     time.Time      `json:"created"`
-	Retired     *time.Time     `json:"retired,omitempty"` // when it stopped signing certificates
-	Wanted      bool           `json:"wanted,omitempty"`  // prepared, to sign as soon as everybody has its CRL: an admin or a parent brought it
-	CRL         []byte         `json:"crl,omitempty"`     // its last CRL, where no key to sign another may be at hand
-	Root        string         `json:"root,omitempty"`    // ID of the root above an issuer; see RootID
-	Tainted     *time.Time     `json:"tainted,omitempty"` // since when its key is thought to be known to others
-	Domain      string         `json:"domain,omitempty"`  // that it vouches for, if that is another one than the line's; see DomainState
-}
+// Kinds and states.
+const (
+	KindRoot   = entry.KindRoot
+	KindIssuer = entry.KindIssuer
+
+	StatePrepared = entry.StatePrepared
+	StateActive   = entry.StateActive
+	StateRetiring = entry.StateRetiring
+)
+
+// RootOf returns the ID of the root above a chain, as its last certificate names it.
+func RootOf(chain []*x509.Certificate) string { return entry.RootOf(chain) }
+
+// NewLogID returns a log ID at random.
+func NewLogID() uint32 { return listed.NewLogID() }
 
 // BundleKey is the Ed25519 key that signs bundles (decision D6). Agents pin its public part when they are enrolled, so that who has
 // a root's key alone cannot tell them of other roots.
@@ -100,39 +103,9 @@ type BundleKey struct {
 	Created time.Time `json:"created"`
 }
 
-// AuthorityKind tells roots from issuers.
-type AuthorityKind string
-
-// AuthorityState is where an authority stands in its life.
-type AuthorityState string
-
-// Kinds and states.
-const (
-	KindRoot   AuthorityKind = "root"
-	KindIssuer AuthorityKind = "issuer"
-
-	StatePrepared AuthorityState = "prepared" // trusted, signing CRLs only so far
-	StateActive   AuthorityState = "active"   // signs, or, for a root, vouches for the active issuer
-	StateRetiring AuthorityState = "retiring" // trusted until what it signed has ended
-)
-
 // New returns a first document with a log ID, for who opens it, and no authority.
 func New() *Document {
-	return &Document{Format: Format, Version: 1, Domains: map[string]*DomainState{}, Logs: []LogState{{ID: NewLogID()}}}
-}
-
-// NewLogID returns a log ID at random.
-func NewLogID() uint32 {
-	var b [4]byte
-	rand.Read(b[:])
-	return ca.MinLogID + binary.BigEndian.Uint32(b[:])%(ca.MaxLogID-ca.MinLogID)
-}
-
-// Key is an authority's key as it enters the document: by reference if a key store holds it, else itself, to be sealed.
-// The zero Key lies outside, such as that of a plugged-in issuer or of a root that is kept offline.
-type Key struct {
-	Signer crypto.Signer
-	Ref    string
+	return &Document{Format: formatBefore, Version: 1, Domains: map[string]*DomainState{}, Logs: []LogState{{ID: NewLogID()}}}
 }
 
 // Add puts an authority into the document: its certificate, followed by those between it and its root, if any. Adding a
@@ -149,6 +122,7 @@ func (d *Document) Prepare(td trust.Domain, key Key, s *keys.Sealer, cert *x509.
 
 func (d *Document) add(td trust.Domain, kind AuthorityKind, as AuthorityState, key Key, s *keys.Sealer, cert *x509.Certificate, chain ...*x509.Certificate) error {
 	state := d.State(td)
+	td, _ = d.Line(td)
 	if kind == KindRoot {
 		state.Generation++
 	}
@@ -159,13 +133,14 @@ func (d *Document) add(td trust.Domain, kind AuthorityKind, as AuthorityState, k
 	}
 	if kind == KindIssuer {
 		a.Root = RootOf(append([]*x509.Certificate{cert}, chain...))
+		if root := state.Get(KindRoot, a.Root); root != nil { // it vouches for whom its root does
+			a.Domain = root.Domain
+		}
 	}
 	if key.Signer != nil && key.Ref == "" {
-		sealed, err := seal(key.Signer, a.sealContext(td), s)
-		if err != nil {
+		if err := a.Seal(key, td, s); err != nil {
 			return err
 		}
-		a.Key = sealed
 	}
 	state.Authorities = append(state.Authorities, a)
 	return nil
@@ -173,7 +148,7 @@ func (d *Document) add(td trust.Domain, kind AuthorityKind, as AuthorityState, k
 
 // State returns what the document has of a trust domain; if it has nothing yet, a place for it.
 func (d *Document) State(td trust.Domain) *DomainState {
-	state := d.Domains[td.String()]
+	state := d.Of(td)
 	if state == nil {
 		state = &DomainState{}
 		d.Domains[td.String()] = state
@@ -181,93 +156,14 @@ func (d *Document) State(td trust.Domain) *DomainState {
 	return state
 }
 
-func seal(key crypto.Signer, context string, s *keys.Sealer) ([]byte, error) {
-	pem, err := trust.EncodeKey(key)
-	if err != nil {
-		return nil, err
-	}
-	return s.Seal(pem, context), nil
-}
-
-func unseal(sealed []byte, context string, s *keys.Sealer) (crypto.Signer, error) {
-	pem, err := s.Open(sealed, context)
-	if err != nil {
-		return nil, err
-	}
-	return trust.ParseKey(pem)
-}
-
-func (a *Authority) sealContext(td trust.Domain) string {
-	return fmt.Sprintf("key of %s %s of %s, generation %d", a.Kind, a.ID, td, a.Generation)
-}
-
-// X509 returns the authority's certificate.
-func (a *Authority) X509() (*x509.Certificate, error) {
-	certs, err := trust.ParseCertificates([]byte(a.Certificate))
-	if err != nil || len(certs) != 1 {
-		return nil, fmt.Errorf("authority %s: its certificate does not parse: %w", a.ID, err)
-	}
-	return certs[0], nil
-}
-
-// Certificates returns the authority's certificate and those between it and its root.
-func (a *Authority) Certificates() ([]*x509.Certificate, error) {
-	cert, err := a.X509()
-	if err != nil || a.Chain == "" {
-		return []*x509.Certificate{cert}, err
-	}
-	chain, err := trust.ParseCertificates([]byte(a.Chain))
-	if err != nil {
-		return nil, fmt.Errorf("authority %s: its chain does not parse: %w", a.ID, err)
-	}
-	return append([]*x509.Certificate{cert}, chain...), nil
-}
-
-// HasKey reports whether the document or a key store has the authority's key.
-func (a *Authority) HasKey() bool { return len(a.Key) > 0 || a.KeyRef != "" }
-
-// OpenKey returns a signer with the authority's private key: unsealed, or from the key store.
-func (a *Authority) OpenKey(ctx context.Context, td trust.Domain, s *keys.Sealer, store keys.Store) (crypto.Signer, error) {
-	switch {
-	case a.KeyRef != "" && store == nil:
-		return nil, fmt.Errorf("the key of %s %s lies in a key store, as %s; set `keys` in the config to that store", a.Kind, a.ID, a.KeyRef)
-	case a.KeyRef != "":
-		return store.Open(ctx, a.KeyRef)
-	case len(a.Key) == 0:
-		return nil, fmt.Errorf("the key of %s %s does not lie in the document", a.Kind, a.ID)
-	}
-	return unseal(a.Key, a.sealContext(td), s)
-}
-
 // lacks is the error where a trust domain was never set up in this document.
 func (d *Document) lacks(td trust.Domain) error {
 	return fmt.Errorf("the authority document has nothing for trust domain %s; it has %v", td, d.domainNames())
 }
 
-// Bundle returns the roots of a trust domain that are trusted now. A tainted one is, until its leaves have been replaced.
-func (d *Document) Bundle(td trust.Domain) (*trust.Bundle, error) {
-	state := d.Domains[td.String()]
-	if state == nil {
-		return nil, d.lacks(td)
-	}
-	var roots []*x509.Certificate
-	for i := range state.Authorities {
-		a := &state.Authorities[i]
-		if a.Kind != KindRoot {
-			continue
-		}
-		cert, err := a.X509()
-		if err != nil {
-			return nil, err
-		}
-		roots = append(roots, cert)
-	}
-	return trust.NewBundle(td, state.Generation, roots)
-}
-
 // Active returns the active authority of a kind.
 func (d *Document) Active(td trust.Domain, kind AuthorityKind) (*Authority, error) {
-	state := d.Domains[td.String()]
+	state := d.Of(td)
 	if state == nil {
 		return nil, d.lacks(td)
 	}
@@ -310,6 +206,13 @@ type envelope struct {
 
 // Encode returns the document's bytes for a store.
 func (d *Document) Encode(s *keys.Sealer) ([]byte, error) {
+	if err := d.checkLines(); err != nil {
+		return nil, fmt.Errorf("encoding authority document: %w", err)
+	}
+	if need := d.Needs(); d.Format < need { // a server that knows less must not read it as if it had said all
+		as := *d
+		as.Format, d = need, &as
+	}
 	raw, err := json.Marshal(d)
 	if err != nil {
 		return nil, fmt.Errorf("encoding authority document: %w", err)
@@ -350,6 +253,14 @@ func Decode(data []byte, version uint64, s *keys.Sealer) (*Document, error) {
 		if state == nil {
 			return nil, fmt.Errorf("authority document has null for trust domain %.80q", name)
 		}
+	}
+	for name, f := range d.Foreign {
+		if f == nil {
+			return nil, fmt.Errorf("authority document has null for foreign trust domain %.80q", name)
+		}
+	}
+	if err := d.checkLines(); err != nil {
+		return nil, fmt.Errorf("authority document: %w", err)
 	}
 	return d, nil
 }
@@ -403,41 +314,13 @@ func (d *Document) Has(version uint64, hash string) bool {
 	return d.Follows(version, hash) && (gap == 1 || gap-2 < uint64(len(d.Before)))
 }
 
-// RequestedIssuer is an issuer that has a key and no certificate yet.
-type RequestedIssuer struct {
-	ID      string    `json:"id"`               // of the key
-	Key     []byte    `json:"key,omitempty"`    // sealed PKCS#8
-	KeyRef  string    `json:"keyRef,omitempty"` // or where it lies in a key store
-	Created time.Time `json:"created"`
-}
-
-func (r *RequestedIssuer) sealContext(td trust.Domain) string {
-	return fmt.Sprintf("key %s of the requested issuer of %s", r.ID, td)
-}
-
-// Open returns the key, as Add takes it.
-func (r *RequestedIssuer) Open(ctx context.Context, td trust.Domain, s *keys.Sealer, store keys.Store) (Key, error) {
-	var signer crypto.Signer
-	var err error
-	switch {
-	case r.KeyRef == "":
-		signer, err = unseal(r.Key, r.sealContext(td), s)
-	case store == nil:
-		err = fmt.Errorf("the key of the requested issuer lies in a key store, as %s; set `keys` in the config to that store", r.KeyRef)
-	default:
-		signer, err = store.Open(ctx, r.KeyRef)
-	}
-	return Key{signer, r.KeyRef}, err
-}
-
 // Request notes that an issuer with this key was requested. Its ID is id.
-func (d *Document) Request(td trust.Domain, id string, key Key, s *keys.Sealer) (err error) {
-	r := &RequestedIssuer{ID: id, KeyRef: key.Ref, Created: time.Now().UTC().Truncate(time.Second)}
-	if key.Ref == "" {
-		if r.Key, err = seal(key.Signer, r.sealContext(td), s); err != nil {
-			return err
-		}
+func (d *Document) Request(td trust.Domain, id string, key Key, s *keys.Sealer) error {
+	state := d.State(td)
+	line, _ := d.Line(td)
+	r, err := entry.NewRequested(line, id, key, s)
+	if err == nil {
+		state.Requested = r
 	}
-	d.State(td).Requested = r
-	return nil
+	return err
 }

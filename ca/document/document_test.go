@@ -77,7 +77,7 @@ func TestPredicates(t *testing.T) {
 		{Predicate{SPIFFEID: "spiffe://cluster.local/chancery/server"}, "not a workload's"}, {Predicate{SPIFFEID: "web"}, "spiffe"},
 		{Predicate{IssuedBefore: &later}, "future"}, {Predicate{Node: "n"}, "cluster"}, {Predicate{Cluster: "e", Node: strings.Repeat("n", 254)}, "253"},
 	} {
-		err := tc.p.Check(td, now)
+		err := tc.p.Check([]trust.Domain{td}, now)
 		if (err == nil) != (tc.want == "") || err != nil && !strings.Contains(err.Error(), tc.want) {
 			t.Errorf("%s: %v, want %q", tc.p.String(), err, tc.want)
 		}

@@ -1,7 +1,6 @@
 package document
 
 import (
-	"bytes"
 	"crypto/x509"
 	"fmt"
 	"slices"
@@ -39,7 +38,7 @@ func (d *Document) retire(td trust.Domain) error {
 // DropEndedIssuers forgets retired issuers whose certificates have ended, so that the document does not grow for ever, and
 // the keys of those whose last leaf has ended, whatever profile it had.
 func (d *Document) DropEndedIssuers(td trust.Domain, now time.Time) {
-	state := d.Domains[td.String()]
+	state := d.State(td)
 	kept := state.Authorities[:0]
 	for _, a := range state.Authorities {
 		if cert, err := a.X509(); a.Kind == KindIssuer && a.State == StateRetiring && err == nil {
@@ -58,7 +57,7 @@ func (d *Document) DropEndedIssuers(td trust.Domain, now time.Time) {
 // Prepared returns the issuer that waits to sign, nil if there is none. That of a rotation is another matter: it waits for the rotation's
 // gates, and meanwhile the issuer in use may have to be followed by one under the same root.
 func (d *Document) Prepared(td trust.Domain) *Authority {
-	if state := d.Domains[td.String()]; state != nil {
+	if state := d.Of(td); state != nil {
 		for i := range state.Authorities {
 			if a := &state.Authorities[i]; a.Kind == KindIssuer && a.State == StatePrepared && !state.isSuccessor(a) {
 				return a
@@ -68,8 +67,10 @@ func (d *Document) Prepared(td trust.Domain) *Authority {
 	return nil
 }
 
+// isSuccessor reports whether an issuer is that of a rotation, or, of a migration in which both sign, is to follow it under the same root.
 func (s *DomainState) isSuccessor(a *Authority) bool {
-	return s.Rotation != nil && a.ID == s.Rotation.ToIssuer
+	r := s.Rotation
+	return r != nil && (a.ID == r.ToIssuer || s.Second() != nil && a.RootID() == r.ToRoot)
 }
 
 // DropPrepared forgets issuers that have never signed a certificate, but for that of a rotation.
@@ -101,25 +102,6 @@ func (d *Document) Promote(td trust.Domain, id string) error {
 	return nil
 }
 
-// Life returns since when an authority has been there, and how long it is of use from then on. Certificates are backdated: the life of a
-// short one would be half over when it begins (decision D20).
-func (a *Authority) Life() (begin time.Time, life time.Duration, _ error) {
-	cert, err := a.X509()
-	if err != nil {
-		return time.Time{}, 0, err
-	}
-	if begin = cert.NotBefore; a.Created.After(begin) && a.Created.Before(cert.NotAfter) {
-		begin = a.Created
-	}
-	return begin, cert.NotAfter.Sub(begin), nil
-}
-
-// Ended reports whether any certificate between an issuer and its root has ended, itself included. An ended root is another matter.
-func (a *Authority) Ended(now time.Time) bool {
-	chain, err := a.Certificates()
-	return err == nil && slices.ContainsFunc(chain, func(c *x509.Certificate) bool { return now.After(c.NotAfter) })
-}
-
 // Retired reports whether a certificate is that of an issuer that was replaced.
 func (s *DomainState) Retired(cert *x509.Certificate) bool {
 	return slices.ContainsFunc(s.Authorities, func(x Authority) bool {
@@ -149,29 +131,9 @@ func (s *DomainState) LastSigned(x *Authority) time.Time {
 func (s *DomainState) KeepCRLs(crls map[string][]byte) (changed bool) {
 	for i := range s.Authorities {
 		x := &s.Authorities[i]
-		if crl := crls[x.ID]; crl != nil && x.Kind == KindIssuer && isOf(crl, x) && !laterThan(x.CRL, crl) {
-			x.CRL, changed = crl, true
+		if crl := crls[x.ID]; crl != nil && x.Kind == KindIssuer && x.KeepCRL(crl) {
+			changed = true
 		}
 	}
 	return changed
-}
-
-// laterThan reports whether a stored CRL has the number of another, or a higher one.
-func laterThan(stored, crl []byte) bool {
-	have, err := x509.ParseRevocationList(stored)
-	if err != nil {
-		return false
-	}
-	list, err := x509.ParseRevocationList(crl)
-	return err == nil && bytes.Equal(have.RawIssuer, list.RawIssuer) && have.Number != nil && have.Number.Cmp(list.Number) >= 0
-}
-
-// isOf reports whether a CRL is of an issuer by this name; one key may have been certified under several.
-func isOf(crl []byte, x *Authority) bool {
-	cert, err := x.X509()
-	if err != nil {
-		return false
-	}
-	list, err := x509.ParseRevocationList(crl)
-	return err == nil && bytes.Equal(list.RawIssuer, cert.RawSubject)
 }

@@ -1,11 +1,10 @@
 package document
 
 import (
-	"bytes"
-	"crypto/x509"
-	"encoding/hex"
 	"slices"
 	"time"
+
+	"github.com/chancery-project/chancery/ca/document/line"
 )
 
 // This file is about the rotation of roots and issuers: what the document says of one that is under way. Package rotate/stages
@@ -77,14 +76,8 @@ type Rotation struct {
 	Migration *Migration `json:"migration,omitempty"`
 }
 
-// Migration is what a rotation to another trust domain has beside. With Back, From and To have changed places here, too.
-type Migration struct {
-	From string `json:"from"`
-	To   string `json:"to"`
-	// Who gets certificates of To in PhaseIssue: identities of these namespaces, and Share of a hundred of all others, by a hash of their paths.
-	Namespaces []string `json:"namespaces,omitempty"`
-	Share      int      `json:"share"`
-}
+// Migration is what a rotation to another trust domain has beside.
+type Migration = line.Migration
 
 // Override is an admin's word that a gate passes without its evidence, for one phase.
 type Override struct {
@@ -130,7 +123,7 @@ func (s *DomainState) Goal() Goal {
 		return Goal{}
 	case r.Phase == PhaseDistribute || r.Phase == PhaseRetire:
 		return Goal{Generation: r.Generation}
-	case r.Phase == PhaseReissue:
+	case r.Phase == PhaseIssue || r.Phase == PhaseReissue: // nobody is waited for in the first; who has not left yet is shown
 		return Goal{Leave: s.Leaving()}
 	}
 	return Goal{}
@@ -160,31 +153,6 @@ func (s *DomainState) Hurried() []string {
 		return nil
 	}
 	return s.Leaving()
-}
-
-// RootID returns the ID of the root that an issuer is under; that of a root itself; empty if it cannot be told.
-func (a *Authority) RootID() string {
-	switch {
-	case a.Kind == KindRoot:
-		return a.ID
-	case a.Root != "":
-		return a.Root
-	}
-	chain, err := a.Certificates()
-	if err != nil { // of a version that did not note it
-		return ""
-	}
-	return RootOf(chain)
-}
-
-// RootOf returns the ID of the root above a chain, as its last certificate names it. One that names nobody and is its own issuer is the
-// root itself.
-func RootOf(chain []*x509.Certificate) string {
-	last := chain[len(chain)-1]
-	if len(last.AuthorityKeyId) == 0 && bytes.Equal(last.RawSubject, last.RawIssuer) {
-		return hex.EncodeToString(last.SubjectKeyId)
-	}
-	return hex.EncodeToString(last.AuthorityKeyId)
 }
 
 // Get returns an authority by ID; nil if there is none.

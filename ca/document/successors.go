@@ -40,7 +40,7 @@ func (d *Document) AddSuccessors(td trust.Domain, s *keys.Sealer, root, issuer *
 		if err := d.add(td, KindRoot, StatePrepared, root.Key, s, root.Certificate); err != nil {
 			return err
 		}
-		r.ToRoot = state.Authorities[len(state.Authorities)-1].ID
+		r.ToRoot = state.entered(r)
 	} else {
 		state.Generation++
 	}
@@ -50,8 +50,17 @@ func (d *Document) AddSuccessors(td trust.Domain, s *keys.Sealer, root, issuer *
 	if err := d.add(td, KindIssuer, StatePrepared, issuer.Key, s, issuer.Certificate, issuer.Chain...); err != nil {
 		return err
 	}
-	r.ToIssuer = state.Authorities[len(state.Authorities)-1].ID
+	r.ToIssuer = state.entered(r)
 	return nil
+}
+
+// entered notes of the authority that entered the document last which trust domain it vouches for, and returns its ID.
+func (s *DomainState) entered(r *Rotation) string {
+	a := &s.Authorities[len(s.Authorities)-1]
+	if r.Migration != nil {
+		a.Domain = r.Migration.To
+	}
+	return a.ID
 }
 
 // LacksSuccessor reports whether the issuer that a rotation leads to is to be made here: there is none yet, or most of its life is over

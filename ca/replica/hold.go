@@ -111,6 +111,7 @@ func Open(ctx context.Context, c Config) (*Hold, error) {
 	if err != nil {
 		return nil, err
 	}
+	h.config.Domain, _ = doc.Line(c.Domain) // what is authenticated by its name has that for ever
 	if err := h.checkMark(doc, data); err != nil {
 		return nil, err
 	}
@@ -145,6 +146,9 @@ func (h *Hold) LogID() uint32 { return h.logID.Load() }
 
 // Document returns the document in use. Callers must not change it.
 func (h *Hold) Document() *document.Document { return h.snapshot.Load() }
+
+// Domain returns the name of the line of trust domains that was opened, by whichever of its names.
+func (h *Hold) Domain() trust.Domain { return h.config.Domain }
 
 // Changed is signalled after each change of the document, but for quiet ones of this replica.
 func (h *Hold) Changed() <-chan struct{} { return h.changed }
@@ -248,7 +252,7 @@ func (h *Hold) change(ctx context.Context, quiet bool, f func(next *document.Doc
 		if err != nil {
 			return err
 		}
-		next.Format, next.By = document.Format, h.by
+		next.By = h.by
 		if err := f(next); err != nil {
 			if n < maxTries && h.reload(ctx) == nil && h.snapshot.Load().Version > before.Version {
 				continue // it may think otherwise of what is there now
@@ -259,6 +263,7 @@ func (h *Hold) change(ctx context.Context, quiet bool, f func(next *document.Doc
 			return err
 		}
 		next.NoteTaints(before)
+		next.Format = next.Needs()
 		if err = h.write(ctx, next, quiet); err == nil && h.wrote != nil {
 			h.wrote(context.WithoutCancel(ctx), before, next)
 		}
@@ -295,7 +300,7 @@ func Change(ctx context.Context, st store.Store, s *keys.Sealer, f func(next *do
 			return err
 		}
 		next.NoteTaints(doc)
-		next.Format, next.By = document.Format, ""
+		next.Format, next.By = next.Needs(), ""
 		if data, err = next.Encode(s); err != nil {
 			return err
 		}

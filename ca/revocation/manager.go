@@ -18,6 +18,7 @@ import (
 	"github.com/chancery-project/chancery/ca"
 	"github.com/chancery-project/chancery/ca/authority"
 	"github.com/chancery-project/chancery/ca/board"
+	"github.com/chancery-project/chancery/ca/document/revoked"
 	"github.com/chancery-project/chancery/ca/issuelog"
 	"github.com/chancery-project/chancery/ca/revocation/match"
 	"github.com/chancery-project/chancery/trust"
@@ -131,15 +132,15 @@ func (m *Manager) look(doc *authority.Document) {
 	if state := doc.Domains[m.config.Domain.String()]; state != nil && state.LastCRL().Time.Before(m.pruned) { // what was forgotten is on these CRLs
 		m.forget()
 	}
-	all := doc.Revocations(m.config.Domain)
+	all, names := doc.Revocations(m.config.Domain), doc.Names(m.config.Domain)
 	raw, err := json.Marshal(all)
 	if err != nil { // it came from JSON
 		m.config.Logger.Error("revocations do not encode", "reason", err.Error())
 	}
-	if m.predicates != nil && bytes.Equal(raw, m.raw) {
+	if m.predicates != nil && bytes.Equal(raw, m.raw) && m.predicates.Of(names) {
 		return
 	}
-	m.raw, m.predicates = raw, match.Arrange(m.config.Domain, all)
+	m.raw, m.predicates = raw, match.Arrange(names, all)
 	m.forget()
 	m.storeSet(false)
 }
@@ -154,7 +155,7 @@ func (m *Manager) storeSet(resolved bool) {
 	s := NewSet(nil, nil, resolved || !m.predicates.NeedLog())
 	for _, r := range m.predicates.All {
 		if r.SPIFFEID != "" && r.Restored == nil {
-			s.identities[r.SPIFFEID] = true
+			s.identities[revoked.Path(r.SPIFFEID)] = true
 		}
 		if r.Serial != "" {
 			s.serials[r.Serial] = true
@@ -393,7 +394,7 @@ const maxListed = 1000
 
 // Revoke stores a revocation and brings it into effect, or with dryRun only says what it means.
 func (m *Manager) Revoke(ctx context.Context, r authority.Revocation, dryRun bool) (*Result, error) {
-	if err := r.Check(m.config.Domain, r.Time); err != nil {
+	if err := r.Check(m.config.Authority.Document().Names(m.config.Domain), r.Time); err != nil {
 		return nil, err
 	}
 	if r.Serial == "" && m.config.Issuance == nil {
@@ -506,9 +507,9 @@ func (m *Manager) preview(ctx context.Context, r authority.Revocation) (*preview
 		return nil, err
 	}
 	out := new(preview)
-	out.upTo, err = m.scan(ctx, match.Arrange(m.config.Domain, []authority.Revocation{r}), 0, now, func(c Certificate) error {
+	out.upTo, err = m.scan(ctx, match.Arrange(m.config.Authority.Document().Names(m.config.Domain), []authority.Revocation{r}), 0, now, func(c Certificate) error {
 		switch {
-		case c.SPIFFEID == m.config.Domain.URI():
+		case c.SPIFFEID != "" && revoked.Path(c.SPIFFEID) == c.SPIFFEID: // a trust domain alone
 			return fmt.Errorf("serial %s is that of a signing certificate; what hangs on it cannot be revoked one by one: make a new issuer", c.Serial)
 		case !now.Before(c.NotAfter):
 			out.ended = append(out.ended, c)

@@ -153,7 +153,7 @@ func TestForgottenEntriesComeBack(t *testing.T) {
 func TestJustEndedIsFoundAfterARestart(t *testing.T) {
 	w := start(t, t.TempDir(), true)
 	bad := w.issue(web, "n1")
-	p := match.Arrange(td, []authority.Revocation{{Predicate: authority.Predicate{SPIFFEID: web}}})
+	p := match.Arrange([]trust.Domain{td}, []authority.Revocation{{Predicate: authority.Predicate{SPIFFEID: web}}})
 	if err := w.issuance.Sequence(); err != nil {
 		t.Fatal(err)
 	}

@@ -13,13 +13,13 @@ type codec struct{ encoding.CodecV2 }
 // NewCodec returns what a server needs that serves a Hub's streams.
 func NewCodec() encoding.CodecV2 { return codec{encoding.GetCodecV2(proto.Name)} }
 
-// encoded is an update in two parts, each a message by itself; a parser merges what follows one upon the other.
-type encoded struct{ shared, own []byte }
+// encoded is an update in parts, each a message by itself; a parser merges what follows one upon the other. Streams share most of them.
+type encoded struct{ parts mem.BufferSlice }
 
 // Marshal implements encoding.CodecV2.
 func (c codec) Marshal(v any) (mem.BufferSlice, error) {
 	if e, ok := v.(*encoded); ok {
-		return mem.BufferSlice{mem.SliceBuffer(e.shared), mem.SliceBuffer(e.own)}, nil
+		return e.parts, nil
 	}
 	return c.CodecV2.Marshal(v)
 }

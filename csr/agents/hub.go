@@ -2,15 +2,19 @@ package agents
 
 import (
 	"context"
+	"log/slog"
 	"maps"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/time/rate"
 
 	"github.com/chancery-project/chancery/api/chanceryv1"
 	"github.com/chancery-project/chancery/csr/evidence"
+	"github.com/chancery-project/chancery/trust"
 )
 
 // Bounds of all streams together, and of one agent's report.
@@ -43,8 +47,12 @@ type Config struct {
 	// rolled back, or the agent made it up (decision D9). It verifies the mark, and may take its time: only the stream that
 	// brought the mark waits. ctx ends with that stream. May be nil.
 	Seen func(ctx context.Context, mark *chanceryv1.DocumentMark)
+	// Naming returns who may serve a service, "NS/NAME", as SPIFFE IDs; known is false for what is no service. It does not block. See
+	// NamingChanged. Nil: nothing is known of any service, and agents are told so.
+	Naming func(service string) (ids []string, known bool)
 	// Ledger is told what agents say of their consumers; nil: nobody is.
 	Ledger  *evidence.Ledger
+	Logger  *slog.Logger // nil for none
 	Metrics prometheus.Registerer
 }
 
@@ -55,6 +63,8 @@ type Hub struct {
 	gone   prometheus.Counter
 	ending chan struct{} // closed by Close
 	end    sync.Once     // of ending
+	naming naming
+	told   atomic.Pointer[func(trust.Domain)] // of unknown authorities; nil for nobody
 
 	mu      sync.Mutex // guards all below
 	current *update    // nil before the first Publish
@@ -69,6 +79,7 @@ type Hub struct {
 	last    []string       // the last ones that all were woken for,
 	marked  uint64         // and the version of the mark
 	again   bool           // agents are to say again how they are
+	former  int            // bytes of the names of former domains, of all streams
 
 	issuedMu sync.Mutex           // guards issued; apart from mu, since each certificate takes it
 	issued   map[holder]time.Time // when the last certificate of a holder ends
@@ -96,6 +107,13 @@ type stream struct {
 	omitted            uint64 // SVIDs of the report that were not kept
 	notEnforcing       []string
 	turn               turn
+	former             []string    // names of former domains that are asked for
+	look               *time.Timer // wakes the stream
+	named              bool        // there is something to say of naming,
+	paused             time.Time   // but not before
+
+	services []*service // that are asked for, in order; this and the next belong to naming's lock
+	left     bool
 }
 
 // New returns a hub that has nothing to send yet.
@@ -109,9 +127,15 @@ func New(c Config) *Hub {
 	if c.Ledger == nil {
 		c.Ledger = evidence.New(evidence.Config{})
 	}
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
 	h := &Hub{
 		config: c, start: time.Now(), ending: make(chan struct{}), changed: make(chan struct{}), streams: map[*stream]struct{}{}, places: map[string]int{},
 		byPlace: map[string]int{}, issued: map[holder]time.Time{},
+		naming: naming{
+			of: c.Naming, warn: c.Logger.Warn, seldom: rate.Sometimes{Interval: time.Minute}, ready: c.Naming == nil, all: map[string]*service{}, byPlace: map[string]int{},
+		},
 	}
 	if c.Metrics != nil {
 		h.register(c.Metrics)

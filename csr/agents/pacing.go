@@ -65,15 +65,51 @@ type turn struct {
 	first   bool                // with the first update of the stream
 }
 
-// next returns what the stream is to be sent now, with what it is told of SVIDs to replace; and else what is closed when there is
-// something newer, and when to look again; zero for never.
-func (h *Hub) next(s *stream, now time.Time) (u *update, r *chanceryv1.Reissue, changed <-chan struct{}, again time.Time) {
+// news is what a stream is sent.
+type news struct {
+	update  *update             // nil: naming alone
+	reissue *chanceryv1.Reissue // what it is told of SVIDs to replace
+	named   bool                // and of its services
+}
+
+// next returns what the stream is to be sent now; and else what is closed when there is something newer for all, and when to look
+// again, for which s.look wakes it; zero for never.
+func (h *Hub) next(s *stream, now time.Time) (n news, changed <-chan struct{}, again time.Time) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	u = h.current
+	u := h.current
 	if u == nil {
-		return nil, nil, h.changed, time.Time{}
+		return news{}, h.changed, time.Time{}
 	}
+	due, again := h.turnOf(s, u, now)
+	if n.named = s.named && !now.Before(s.paused); !due && !n.named {
+		if s.named && (again.IsZero() || s.paused.Before(again)) {
+			again = s.paused
+		}
+		if s.look.Stop(); !again.IsZero() {
+			s.look.Reset(again.Sub(now))
+		}
+		return news{}, h.changed, again
+	}
+	if n.named {
+		s.named, s.paused = false, now.Add(namingPause)
+	}
+	if !due {
+		return n, nil, time.Time{}
+	}
+	n.update = u
+	s.sent, s.turn.calm = u.version, time.Time{}
+	if s.turn.reissue != nil && (s.turn.told || !now.Before(s.turn.due)) {
+		s.turn.told, n.reissue = true, s.turn.reissue
+		if !s.turn.first {
+			n.reissue = &chanceryv1.Reissue{Issuers: n.reissue.GetIssuers(), Within: durationpb.New(min(n.reissue.GetWithin().AsDuration(), toldWithin))}
+		}
+	}
+	return n, nil, time.Time{}
+}
+
+// turnOf reports whether a stream is to be sent an update now; and else when to look again, zero for never. Caller holds mu.
+func (h *Hub) turnOf(s *stream, u *update, now time.Time) (due bool, again time.Time) {
 	if u.reissue != s.turn.reissue {
 		s.turn.reissue, s.turn.told, s.turn.first, s.turn.due = u.reissue, false, s.sent == 0, now
 		if s.sent > 0 { // it is told of its turn; whoever comes now draws it himself
@@ -83,24 +119,13 @@ func (h *Hub) next(s *stream, now time.Time) (u *update, r *chanceryv1.Reissue, 
 	if s.sent >= u.content && s.sent != u.version && s.turn.calm.IsZero() {
 		s.turn.calm = now.Add(mrand.N(time.Duration(len(h.streams))*time.Second/calmRate + 1))
 	}
-	switch {
-	case s.sent < u.content:
-	case s.sent != u.version && !now.Before(s.turn.calm):
-	case s.turn.untold() && !now.Before(s.turn.due):
-	default:
-		if again = s.turn.calm; s.turn.untold() && (again.IsZero() || s.turn.due.Before(again)) {
-			again = s.turn.due
-		}
-		return nil, nil, h.changed, again
+	if s.sent < u.content || s.sent != u.version && !now.Before(s.turn.calm) || s.turn.untold() && !now.Before(s.turn.due) {
+		return true, time.Time{}
 	}
-	s.sent, s.turn.calm = u.version, time.Time{}
-	if s.turn.reissue != nil && (s.turn.told || !now.Before(s.turn.due)) {
-		s.turn.told, r = true, s.turn.reissue
-		if !s.turn.first {
-			r = &chanceryv1.Reissue{Issuers: r.GetIssuers(), Within: durationpb.New(min(r.GetWithin().AsDuration(), toldWithin))}
-		}
+	if again = s.turn.calm; s.turn.untold() && (again.IsZero() || s.turn.due.Before(again)) {
+		again = s.turn.due
 	}
-	return u, r, nil, time.Time{}
+	return false, again
 }
 
 func (t *turn) untold() bool { return t.reissue != nil && !t.told }

@@ -26,7 +26,7 @@ func newCrowd(t *testing.T, n int) *crowd {
 	now := time.Now()
 	for range n {
 		s := c.come()
-		if u, _, _, _ := c.next(s, now); u == nil {
+		if n, _, _ := c.next(s, now); n.update == nil {
 			t.Fatal("a new stream gets nothing")
 		}
 	}
@@ -34,7 +34,7 @@ func newCrowd(t *testing.T, n int) *crowd {
 }
 
 func (c *crowd) come() *stream {
-	s := &stream{id: "a", place: string(binary(len(c.streams)))}
+	s := &stream{id: "a", place: string(binary(len(c.streams))), look: time.NewTimer(time.Hour)}
 	if err := c.join(s); err != nil {
 		c.t.Fatal(err)
 	}
@@ -48,7 +48,8 @@ func binary(n int) []byte { return []byte{byte(n >> 8), byte(n)} }
 func (c *crowd) sent(now time.Time) (sent, told int) {
 	c.t.Helper()
 	for _, s := range c.streams {
-		u, r, changed, again := c.next(s, now)
+		n, changed, again := c.next(s, now)
+		u, r := n.update, n.reissue
 		switch {
 		case u == nil && (changed == nil || !again.IsZero() && !again.After(now)):
 			c.t.Fatalf("nothing now, and the next look at %s would be too early", again)
@@ -100,8 +101,8 @@ func TestD19AgentsAreToldToReissueOneAfterTheOther(t *testing.T) {
 	c.want("with a new CRL", now.Add(10*time.Second), 1000, 1000, 380, 620)
 	c.want("the moment after", now.Add(10*time.Second), 0, 0, 0, 0)
 	late := c.come()
-	if u, r, _, _ := c.next(late, now.Add(11*time.Second)); u == nil || r.GetWithin().AsDuration() != 20*time.Second {
-		t.Errorf("one that comes meanwhile is told %v", r) // many may
+	if n, _, _ := c.next(late, now.Add(11*time.Second)); n.update == nil || n.reissue.GetWithin().AsDuration() != 20*time.Second {
+		t.Errorf("one that comes meanwhile is told %v", n.reissue) // many may
 	}
 	c.want("after all of the time", now.Add(21*time.Second), 380, 620, 380, 620)
 	c.want("then", now.Add(time.Hour), 0, 0, 0, 0)

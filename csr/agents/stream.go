@@ -1,6 +1,7 @@
 package agents
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -12,6 +13,7 @@ import (
 	"golang.org/x/time/rate"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/mem"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
@@ -41,15 +43,14 @@ var ErrBusy = errors.New("too many Sync streams")
 
 // Serve serves one stream until it ends, at the latest a while after the caller's credential.
 func (h *Hub) Serve(c Caller, g grpc.ServerStream) error {
-	s := &stream{id: c.ID, remote: c.Remote, place: c.ID + " " + c.Place}
+	s := &stream{id: c.ID, remote: c.Remote, place: c.ID + " " + c.Place, look: time.NewTimer(time.Hour)} // set where there is something to come
+	defer s.look.Stop()
 	if err := h.join(s); err != nil {
 		return err
 	}
 	defer h.leave(s)
 	over := time.NewTimer(c.life(time.Now()))
 	defer over.Stop()
-	look := time.NewTimer(time.Hour) // set below where there is something to come
-	defer look.Stop()
 	ctx, cancel := context.WithCancelCause(g.Context())
 	defer cancel(nil)
 	go func() { // ends with the stream, at the latest once this function has returned
@@ -58,19 +59,16 @@ func (h *Hub) Serve(c Caller, g grpc.ServerStream) error {
 		cancel(h.receive(s, consumers, g))
 	}()
 	for {
-		u, reissue, changed, again := h.next(s, time.Now())
-		if u != nil {
-			own, err := proto.Marshal(&chanceryv1.SyncUpdate{Version: u.version, Checkpoints: h.config.Checkpoints(), DocumentMark: h.config.Mark(), Reissue: reissue})
+		n, changed, _ := h.next(s, time.Now())
+		if changed == nil {
+			m, err := h.encode(s, n)
 			if err != nil {
-				return fmt.Errorf("encoding an update: %w", err)
+				return err
 			}
-			if err := g.SendMsg(&encoded{u.shared, own}); err != nil {
+			if err := g.SendMsg(m); err != nil {
 				return err
 			}
 			continue
-		}
-		if look.Stop(); !again.IsZero() {
-			look.Reset(time.Until(again))
 		}
 		select {
 		case <-ctx.Done():
@@ -83,9 +81,27 @@ func (h *Hub) Serve(c Caller, g grpc.ServerStream) error {
 		case <-over.C:
 			return &moved{"the stream has come to its end; open another one", moveSpread}
 		case <-changed:
-		case <-look.C:
+		case <-s.look.C:
 		}
 	}
+}
+
+// encode returns what a stream is sent.
+func (h *Hub) encode(s *stream, n news) (*encoded, error) {
+	m := new(encoded)
+	if n.update != nil {
+		own, err := proto.Marshal(&chanceryv1.SyncUpdate{
+			Version: n.update.version, Checkpoints: h.config.Checkpoints(), DocumentMark: h.config.Mark(), Reissue: n.reissue,
+		})
+		if err != nil {
+			return nil, fmt.Errorf("encoding an update: %w", err)
+		}
+		m.parts = append(m.parts, mem.SliceBuffer(n.update.shared), mem.SliceBuffer(own))
+	}
+	if n.named {
+		m.parts = append(m.parts, h.naming.parts(s)...)
+	}
+	return m, nil
 }
 
 func (h *Hub) join(s *stream) error {
@@ -100,10 +116,12 @@ func (h *Hub) join(s *stream) error {
 }
 
 func (h *Hub) leave(s *stream) {
+	h.naming.leave(s)
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	delete(h.streams, s)
 	h.keep(s, nil)
+	h.keepFormer(s, nil)
 	if h.places[s.place]--; h.places[s.place] == 0 {
 		delete(h.places, s.place)
 	}
@@ -113,6 +131,7 @@ func (h *Hub) leave(s *stream) {
 func (h *Hub) receive(s *stream, consumers *evidence.Stream, g grpc.ServerStream) error {
 	pace := rate.NewLimiter(messageRate, messageBurst)
 	told := uint64(0) // the highest version that Seen knows by this stream
+	var unknown []string
 	for {
 		if err := pace.Wait(g.Context()); err != nil {
 			return err
@@ -124,6 +143,9 @@ func (h *Hub) receive(s *stream, consumers *evidence.Stream, g grpc.ServerStream
 		if err := h.take(s, m); err != nil {
 			return err
 		}
+		h.ask(s, m.GetServices())
+		unknown = h.unknown(m.GetUnknownAuthorities(), unknown)
+		consumers.Reads(m.GetReads())
 		if err := consumers.Say(m.GetConsumers()); err != nil {
 			return status.Error(codes.InvalidArgument, err.Error())
 		}
@@ -150,6 +172,9 @@ func (h *Hub) take(s *stream, m *chanceryv1.SyncRequest) error {
 	if err := evidence.Check(m.GetConsumers(), time.Now()); err != nil {
 		return status.Error(codes.InvalidArgument, err.Error())
 	}
+	if err := cmp.Or(checkServices(m.GetServices()), checkDomains(m)); err != nil {
+		return err
+	}
 	words := m.GetNotEnforcing()
 	if len(words) > maxWords {
 		words = words[:maxWords]
@@ -170,6 +195,7 @@ func (h *Hub) take(s *stream, m *chanceryv1.SyncRequest) error {
 	}
 	s.refused, s.notEnforcing = shorten(m.GetRefused()), words
 	h.keep(s, m.GetServed())
+	h.keepFormer(s, m.GetFormerNames())
 	return nil
 }
 

@@ -11,13 +11,20 @@ import (
 	"github.com/chancery-project/chancery/trust"
 )
 
-// Roots returns the roots of a bundle as they are sent.
+// Roots returns the roots of a bundle, and those of its kin, as they are sent.
 func Roots(b *trust.Bundle) *chanceryv1.Bundle {
-	m := &chanceryv1.Bundle{TrustDomain: b.Domain().String(), Generation: b.Generation()}
-	for _, x := range b.Roots() {
-		m.Roots = append(m.Roots, x.Raw)
+	m := &chanceryv1.Bundle{TrustDomain: b.Domain().String(), Generation: b.Generation(), Roots: raw(b)}
+	for _, k := range b.Kin() {
+		m.Kin = append(m.Kin, &chanceryv1.DomainRoots{TrustDomain: k.Domain().String(), Roots: raw(k)})
 	}
 	return m
+}
+
+func raw(b *trust.Bundle) (out [][]byte) {
+	for _, x := range b.Roots() {
+		out = append(out, x.Raw)
+	}
+	return out
 }
 
 // Config says what there is to sign, and with what. Both functions are asked each time.

@@ -34,7 +34,7 @@ func (c *Cache) Of(i *ca.Issuer, l *evidence.Ledger) *Chains {
 		r.pem = append(r.pem, string(trust.EncodeCertificates(x)))
 		r.der = append(r.der, x.Raw)
 	}
-	r.pem = append(r.pem, string(i.Bundle().PEM()))
+	r.pem = append(r.pem, string(trust.EncodeCertificates(i.Bundle().All()...))) // of the own authority's trust domains, and no others (decision D24)
 	c.p.Store(r)
 	return r
 }

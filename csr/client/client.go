@@ -5,7 +5,7 @@
 // connection of its own, so that the newest SVID authenticates it: to one of the servers, drawn for each call, and to the
 // next one if the first cannot do it. Only where the one server is busy the connection is kept for the next try; and what a server
 // asks for over the stream, to replace an SVID before its time, is got over the stream's connection. It refuses a server that is
-// not spiffe://TD/chancery/server (decision D15), whatever its host name, and CRLs that it cannot verify; and never logs or
+// not spiffe://TD/chancery/server (decision D15), TD being one of the authority's trust domains, whatever its host name, and CRLs that it cannot verify; and never logs or
 // returns a token.
 package client
 
@@ -30,6 +30,8 @@ import (
 
 	"github.com/chancery-project/chancery/api/chanceryv1"
 	"github.com/chancery-project/chancery/csr/client/anchor"
+	"github.com/chancery-project/chancery/csr/client/foreign"
+	"github.com/chancery-project/chancery/csr/client/naming"
 	"github.com/chancery-project/chancery/csr/client/servers"
 	"github.com/chancery-project/chancery/csr/client/source"
 	"github.com/chancery-project/chancery/csr/client/standing"
@@ -46,7 +48,7 @@ const window = 256 << 10
 // Config says whom to ask, and as whom.
 type Config struct {
 	Servers  []string                                  // host:port each; a name may have several addresses, looked up for each call
-	Domain   trust.Domain                              // of the server
+	Domain   trust.Domain                              // of the server, before there is a bundle: that may name another one
 	Roots    func() ([]*x509.Certificate, error)       // that vouch for the server; called for each connection
 	Token    func(ctx context.Context) (string, error) // called for each request; nil or "" = no token
 	Cluster  string                                    // sent as clusterid; empty = not sent
@@ -56,6 +58,8 @@ type Config struct {
 	Logger   *slog.Logger                              // nil = nothing is logged
 	Metrics  *Metrics                                  // nil = nothing is counted
 	Anchor   *anchor.Anchor                            // what is kept over restarts; nil = nothing is
+	Foreign  *foreign.Domains                          // likewise, of foreign trust domains; nil = they are nobody's business
+	Naming   *naming.Table                             // which services are asked for; nil = none
 	Agent    []byte                                    // 16 bytes, which name the table of consumers; nil = none is kept
 	RootsAt  string                                    // what to call the place of Roots in a message
 	Resolver *net.Resolver                             // of the names of Servers; nil = net.DefaultResolver

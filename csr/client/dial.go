@@ -3,8 +3,6 @@ package client
 import (
 	"context"
 	"crypto/tls"
-	"crypto/x509"
-	"errors"
 	"fmt"
 	"slices"
 	"sync/atomic"
@@ -32,11 +30,10 @@ func (c *Client) dial(a servers.Address, own *trust.Identity, untrusted *atomic.
 	if err != nil {
 		return nil, err
 	}
-	config := trust.ClientTLS(trust.SystemID(c.config.Domain, "server"), trust.Only(bundle), func() *trust.Identity { return own })
-	verify := config.VerifyConnection
+	config := trust.ClientTLS(trust.SystemID(c.config.Domain, "server"), bundle.Of, func() *trust.Identity { return own })
 	config.VerifyConnection = func(cs tls.ConnectionState) error {
-		err := verify(cs)
-		if _, is := errors.AsType[x509.UnknownAuthorityError](err); is {
+		err := servers.Verify(cs.PeerCertificates, bundle)
+		if servers.MayBeTrusted(err, cs.PeerCertificates, bundle) {
 			untrusted.Store(&servers.Untrusted{Cause: err, File: c.config.RootsAt})
 		}
 		return err
@@ -79,14 +76,10 @@ func (c *Client) serverBundle() (*trust.Bundle, error) {
 	if known != nil { // then last is no newer
 		last = known
 	}
-	if last != nil {
-		for _, r := range last.Roots() {
-			if !slices.ContainsFunc(roots, r.Equal) {
-				roots = append(roots, r)
-			}
-		}
+	if last == nil {
+		return trust.NewBundle(c.config.Domain, 0, roots)
 	}
-	bundle, err := trust.NewBundle(c.config.Domain, 0, roots)
+	bundle, err := servers.Join(c.config.Domain, last, roots)
 	if err != nil {
 		return nil, err
 	}

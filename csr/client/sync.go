@@ -58,7 +58,10 @@ const (
 	maxWithin = time.Hour
 
 	maxServed  = 1000
-	maxUpdate  = trust.MaxCRLBytes + trust.MaxSignedBundle + 1<<20
+	maxNaming  = 4 << 20
+	maxUpdate  = trust.MaxCRLBytes + trust.MaxSignedBundle + trust.MaxSignedFederation + maxNaming + 1<<20
+	readsKin   = 1    // the bit of SyncRequest.reads
+	maxNames   = 20   // of unknown trust domains, and of former ones
 	maxMark    = 64   // bytes of a document mark's MAC
 	maxRefusal = 1024 // bytes of a reason that the server is told
 )
@@ -76,6 +79,9 @@ type SyncConfig struct {
 	// Consumers tells what is known of those who are served (decision D1), and a channel that is closed when that changes. It
 	// does not block. May be nil.
 	Consumers func() (*chanceryv1.ConsumersState, <-chan struct{})
+	// Names tells of which foreign trust domains roots are missing, and which names are asked for of trust domains that the own one was
+	// before, or is about to leave. It does not block. May be nil.
+	Names func() (unknown, former []string)
 	// Reissue is told which issuers' SVIDs should be replaced within a time; again and again while that is so. May be nil.
 	Reissue func(issuers [][]byte, within time.Duration)
 }
@@ -176,6 +182,7 @@ type talk struct {
 	patience    time.Duration          // with that
 	leave       func()                 // makes the connection unknown to other calls; nil before the first update
 	looked      *trust.Bundle          // that the server's certificate was last held against; nil: none
+	foreign     string                 // what was wrong last with what was said of foreign trust domains
 	disowned    <-chan time.Time       // ends the stream, whose server is vouched for no longer; nil for none
 }
 
@@ -201,7 +208,7 @@ func (c *Client) follow(ctx context.Context, conn *grpc.ClientConn, s SyncConfig
 	defer again.Stop()
 	connected := c.config.Metrics.connected
 	for {
-		changed, moved, wait, err := w.say()
+		next, err := w.say()
 		if err != nil {
 			return began, refusedBy(drain(updates, ended)) // what Send returns does not say why
 		}
@@ -215,14 +222,12 @@ func (c *Client) follow(ctx context.Context, conn *grpc.ClientConn, s SyncConfig
 				w.leave = c.line.Join(&standing.Connection{To: t.to, Only: t.all == 1, Conn: conn})
 				defer w.leave()
 			}
-			c.line.Ask(u.GetReissue())
-			c.seeCheckpoints(u.GetCheckpoints(), w.known)
-			c.seeMark(u.GetDocumentMark())
-			w.take(u)
-		case <-changed:
+			w.hear(u)
+		case <-next.changed:
 			w.retry()
-		case <-moved:
-		case <-wait:
+		case <-next.moved:
+		case <-next.asked:
+		case <-next.wait:
 		case <-again.C:
 			w.retry()
 		case err := <-ended:
@@ -237,30 +242,85 @@ func (c *Client) follow(ctx context.Context, conn *grpc.ClientConn, s SyncConfig
 	}
 }
 
+// hear takes in what the server says. An update of version 0 brings naming alone.
+func (w *talk) hear(u *chanceryv1.SyncUpdate) {
+	if t := w.Client.config.Naming; t != nil {
+		t.Take(u.GetNaming())
+	}
+	if u.GetVersion() == 0 {
+		return
+	}
+	w.line.Ask(u.GetReissue())
+	w.seeCheckpoints(u.GetCheckpoints(), w.known)
+	w.seeMark(u.GetDocumentMark())
+	w.take(u)
+	w.takeForeign(u.GetFederation())
+}
+
+// takeForeign takes over what is said of foreign trust domains. Whatever is wrong with it does not keep roots and CRLs from being taken.
+func (w *talk) takeForeign(m *chanceryv1.SignedFederation) {
+	f := w.Client.config.Foreign
+	if f == nil || m == nil {
+		return
+	}
+	err := f.Take(m)
+	if err == nil {
+		w.foreign = ""
+		return
+	}
+	if w.foreign == err.Error() {
+		return
+	}
+	w.foreign = err.Error()
+	if _, older := errors.AsType[*trust.Older](err); older {
+		w.Client.config.Logger.Info("this server knows less of foreign trust domains than one before", "reason", err.Error())
+		return
+	}
+	w.Client.config.Logger.Error("what the server says of foreign trust domains is refused; what was said before stands", "reason", err.Error())
+}
+
+// cues are what to wait for before something is said.
+type cues struct {
+	changed <-chan struct{} // of what is served,
+	moved   <-chan struct{} // of consumers,
+	asked   <-chan struct{} // and of the services that are asked for
+	wait    <-chan time.Time
+}
+
 // say tells the server what has changed. What is known of consumers alone is said at most once a second, but at once when the last
 // of them has reached the newest generation. It returns what to wait for: that more changes, or that it may be said.
-func (w *talk) say() (changed, moved <-chan struct{}, wait <-chan time.Time, err error) {
-	served, changed := w.config.Served()
+func (w *talk) say() (next cues, err error) {
+	var served []*trust.Identity
+	served, next.changed = w.config.Served()
+	w.state.Reads = readsKin
 	w.state.Served, w.state.NotEnforcing, w.state.DocumentMark = servedOf(served), w.config.notEnforcing(), w.highest()
 	if w.config.Consumers != nil {
-		w.state.Consumers, moved = w.config.Consumers()
+		w.state.Consumers, next.moved = w.config.Consumers()
+	}
+	if t := w.Client.config.Naming; t != nil {
+		w.state.Services, next.asked = t.Asked()
+	}
+	if w.config.Names != nil {
+		unknown, former := w.config.Names()
+		w.state.UnknownAuthorities, w.state.FormerNames = unknown[:min(len(unknown), maxNames)], former[:min(len(former), maxNames)]
 	}
 	if w.sent != nil && proto.Equal(w.sent, w.state) {
-		return changed, moved, nil, nil
+		return next, nil
 	}
 	if left := consumersEvery - time.Since(w.sentAt); w.sent != nil && left > 0 && w.reached() == 0 {
 		before := w.sent.Consumers
 		w.sent.Consumers = w.state.Consumers
 		alone := proto.Equal(w.sent, w.state)
 		if w.sent.Consumers = before; alone {
-			return changed, nil, time.After(left), nil
+			next.moved, next.wait = nil, time.After(left)
+			return next, nil
 		}
 	}
 	if err := w.stream.Send(w.state); err != nil {
-		return nil, nil, nil, err
+		return cues{}, err
 	}
 	w.sent, w.sentAt = proto.CloneOf(w.state), time.Now()
-	return changed, moved, nil, nil
+	return next, nil
 }
 
 // reached returns the newest generation, if all consumers have it and the server does not know yet; else 0.
@@ -391,7 +451,7 @@ func (w *talk) look() {
 	}
 	w.looked = bundle
 	info, _ := p.AuthInfo.(credentials.TLSInfo)
-	_, _, err = trust.Verify(info.State.PeerCertificates, trust.Only(bundle), time.Now())
+	_, _, err = trust.Verify(info.State.PeerCertificates, bundle.Of, time.Now())
 	if _, ended := errors.AsType[x509.CertificateInvalidError](err); err != nil && !ended {
 		w.Client.config.Logger.Info("nothing vouches any more for the certificate that the server has shown on this stream; opening another one", "reason", err.Error())
 		w.leave()

@@ -61,6 +61,7 @@ type statement struct {
 	began  int64   // the stream; for the order of two
 	at     int64   // when it was said last; the stream's end, once it is gone
 	blind  bool    // it keeps no table
+	kin    bool    // it reads the other trust domains of a bundle
 	life   uint32  // of certificates at most, where it is blind
 	low    uint64
 	ends   uint32
@@ -90,7 +91,14 @@ type Stream struct {
 	name     string
 	began    int64
 	consumer uint64 // 0 before it has said anything
+	reads    uint32 // what it can read of an update
 }
+
+// ReadsKin is the bit of SyncRequest.reads that stands for Bundle.kin.
+const ReadsKin = 1
+
+// Reads notes what the agent can read of an update, with what it says next.
+func (s *Stream) Reads(bits uint32) { s.reads = bits }
 
 // Open returns a stream of an agent that authenticated as an identity; place tells agents without a table apart.
 func (l *Ledger) Open(identity, place, remote string) *Stream {
@@ -100,9 +108,9 @@ func (l *Ledger) Open(identity, place, remote string) *Stream {
 // Say takes over what the agent says now, all of it; m is nil from one that keeps no table, of which nothing is known. It has passed Check.
 func (s *Stream) Say(m *chanceryv1.ConsumersState) error {
 	l := s.ledger
-	consumer := hash("agent without a table", s.identity, s.place)
+	consumer := hash("agent without a table", s.ledger.same(s.identity), s.place)
 	if m != nil {
-		consumer = Agent(s.identity, m.GetAgent())
+		consumer = Agent(s.ledger.same(s.identity), m.GetAgent())
 	}
 	if s.consumer != 0 && s.consumer != consumer { // it lost its table; what it said before stands
 		s.Close()
@@ -140,7 +148,7 @@ func (x *statement) covers(g leaf) bool {
 }
 
 func (s *Stream) statement(m *chanceryv1.ConsumersState, now time.Time) statement {
-	x := statement{stream: s, began: s.began, at: now.UnixMilli(), blind: m == nil, low: m.GetGeneration(), ends: uint32(max(0, m.GetUntil().GetSeconds()))}
+	x := statement{stream: s, began: s.began, kin: s.reads&ReadsKin != 0, at: now.UnixMilli(), blind: m == nil, low: m.GetGeneration(), ends: uint32(max(0, m.GetUntil().GetSeconds()))}
 	if x.blind {
 		x.life = uint32(s.ledger.config.MaxLife / time.Second)
 		x.why = "it is of a version that does not say who uses its certificates, and counts as long as it renews: update it, or override the gate"

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -14,6 +15,8 @@ import (
 
 	"github.com/chancery-project/chancery/ca/board"
 	"github.com/chancery-project/chancery/ca/document"
+	"github.com/chancery-project/chancery/ca/document/revoked"
+	"github.com/chancery-project/chancery/trust"
 )
 
 const (
@@ -34,8 +37,13 @@ type Config struct {
 	Life, MaxLife time.Duration
 	// Served: a process of this replica before this one may have signed certificates, though it left no note.
 	Served bool
+	// Line is the name of the authority's line of trust domains: an identity is the same consumer in each of them. Zero: there is one.
+	Line trust.Domain
 	// Own returns the issuer (as in Leaf) and the end of the server's own certificate; an empty issuer if there is none. May be nil.
-	Own    func() (issuer string, notAfter time.Time)
+	Own func() (issuer string, notAfter time.Time)
+	// Kin reports whether the bundle has other trust domains of the same authority: who cannot read that is behind. It does not block. May
+	// be nil.
+	Kin    func() bool
 	Logger *slog.Logger // nil for none
 }
 
@@ -175,11 +183,20 @@ func hash(parts ...string) uint64 {
 	return binary.BigEndian.Uint64(sum[:8])
 }
 
+// same returns an identity as all servers name it, whichever trust domain of the line it is in now.
+func (l *Ledger) same(identity string) string {
+	of := l.config.Line
+	if path := revoked.Path(identity); !of.IsZero() && path != identity && strings.TrimPrefix(identity[:len(identity)-len(path)], "spiffe://") != of.String() {
+		return of.URI() + path
+	}
+	return identity
+}
+
 // Agent names an agent with a table: by its ID, and by who it authenticates as, so that nobody can speak for another.
 func Agent(identity string, id []byte) uint64 { return hash("agent", identity, string(id)) }
 
-func (c *Client) consumer() uint64 {
-	return hash("client", c.Cluster, string(c.Pod), c.Identity)
+func (c *Client) consumer(identity string) uint64 {
+	return hash("client", c.Cluster, string(c.Pod), identity)
 }
 
 // bearer names who holds a certificate and nothing else that is known.
@@ -226,7 +243,7 @@ func (l *Ledger) ends(at *atomic.Int64, notAfter time.Time) {
 // ToAgent notes what an agent with a table was given.
 func (l *Ledger) ToAgent(identity string, id []byte, x Leaf) {
 	l.ends(&l.issued, x.NotAfter)
-	consumer := Agent(identity, id)
+	consumer := Agent(l.same(identity), id)
 	s := l.shard(consumer)
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -260,7 +277,7 @@ func (e *entry) give(x leaf) {
 func (l *Ledger) ToClient(c Client, x Leaf) {
 	l.ends(&l.issued, x.NotAfter)
 	now := time.Now().UnixMilli()
-	consumer, before := c.consumer(), uint64(0)
+	consumer, before := c.consumer(l.same(c.Identity)), uint64(0)
 	if len(c.Pod) == 0 {
 		consumer = bearer(x.Serial)
 		if c.Shown != "" {

@@ -32,6 +32,9 @@ func (l *Ledger) leeway() time.Duration { return min(mostLeeway, max(leastLeeway
 // Calls counts the calls that may sign with one issuer, and answer with one generation of the bundle, at this moment.
 type Calls struct{ n atomic.Int64 }
 
+// Enter counts a call by another issuer than that which the function Enter was told of; it is called from within.
+func (c *Calls) Enter() { c.n.Add(1) }
+
 // Leave ends what Enter began, once all that was given is noted.
 func (c *Calls) Leave() { c.n.Add(-1) }
 

@@ -15,11 +15,12 @@ import (
 type aim struct {
 	generation uint64
 	leave      []uint64
+	kin        bool  // the bundle has other trust domains of the same authority
 	now        int64 // milliseconds
 }
 
-func aimOf(g document.Goal, now time.Time) aim {
-	a := aim{generation: g.Generation, now: now.UnixMilli()}
+func (l *Ledger) aimOf(g document.Goal, now time.Time) aim {
+	a := aim{generation: g.Generation, kin: !g.IsZero() && l.config.Kin != nil && l.config.Kin(), now: now.UnixMilli()}
 	for _, id := range g.Leave {
 		a.leave = append(a.leave, Leaf{Issuer: id}.key())
 	}
@@ -78,9 +79,12 @@ func (e *entry) judge(a *aim, words bool) (v verdict) {
 			if x.stream == nil {
 				return strings.TrimPrefix(fmt.Sprintf("%s; silent since %s; the last certificate that it spoke of ends at %s", x.why, moment(x.at), stamp(x.until(a.now))), "; ")
 			}
+			if a.kin && !x.kin && !x.blind {
+				return "it is of a version that knows no second trust domain of one authority: update it"
+			}
 			return cmp.Or(x.why, fmt.Sprintf("its consumers have generation %d of the bundle, and certificates of %d issuers", x.low, len(x.held)))
 		}
-		if x.blind && (a.generation > 0 || len(a.leave) > 0) || a.generation > 0 && x.low < a.generation {
+		if x.blind && (a.generation > 0 || len(a.leave) > 0) || a.kin && !x.kin || a.generation > 0 && x.low < a.generation {
 			behind(v.last, x.stream != nil, said)
 		}
 		if end := a.leaves(x.held); end > 0 {
@@ -128,7 +132,7 @@ type sets struct {
 // sets looks at all consumers. Caller holds mu.
 func (l *Ledger) sets(now time.Time) (out sets) {
 	out.Goal = l.goal
-	a := aimOf(l.goal, now)
+	a := l.aimOf(l.goal, now)
 	var sample []board.Laggard
 	l.others(&out, &sample, now) // first: who is not under way any more is in the shards
 	judged := map[uint64]bool{}  // of those that the former process had as behind

@@ -34,9 +34,10 @@ type Grant struct {
 
 // Config says who may have what, and who signs.
 type Config struct {
-	Domain trust.Domain
-	Grants map[trust.ID]Grant
-	Sign   func(context.Context, crypto.PublicKey, ca.IssuerTerms, audit.Requester) ([]*x509.Certificate, error)
+	Domain  trust.Domain
+	Present func() trust.Domain // what the line of Domain is now; nil: that
+	Grants  map[trust.ID]Grant  // identities in Domain
+	Sign    func(context.Context, crypto.PublicKey, ca.IssuerTerms, audit.Requester) ([]*x509.Certificate, error)
 }
 
 // Describe describes the API for csr.NewServer; callers are those of s.
@@ -48,7 +49,7 @@ func Describe(s *csr.Service, c Config) *grpc.ServiceDesc {
 }
 
 func (c Config) sign(ctx context.Context, call csr.Call) (proto.Message, *csr.Denial) {
-	grant, ok := c.Grants[call.ID]
+	grant, ok := c.Grants[call.ID.WithDomain(c.Domain)] // the caller's identity is the same in each domain of the line
 	switch {
 	case !ok:
 		return nil, denied(codes.PermissionDenied, csr.ReasonIdentity, "%s may not have an issuer: it is not listed in issuers of the server's config", call.ID)
@@ -63,7 +64,11 @@ func (c Config) sign(ctx context.Context, call csr.Call) (proto.Message, *csr.De
 	if d != nil {
 		return nil, d
 	}
-	pub, err := parseCSR(r.GetCsr(), c.Domain)
+	td := c.Domain
+	if c.Present != nil {
+		td = c.Present()
+	}
+	pub, err := parseCSR(r.GetCsr(), td)
 	if err != nil {
 		return nil, denied(codes.InvalidArgument, csr.ReasonCSR, "%v", err)
 	}

@@ -24,7 +24,7 @@ func TestIssuersBelowHoldTheRoot(t *testing.T) {
 		}); err != nil {
 			t.Fatal(err)
 		}
-		plan := must(a.m.Plan(document.KindRoot, document.ReasonAsked))
+		plan := must(a.m.Plan(Asked{Kind: document.KindRoot, Reason: document.ReasonAsked}))
 		if notes := strings.Join(plan.Notes, "\n"); !strings.Contains(notes, "server below spiffe://cluster.local/ns/chancery/sa/east has an issuer") || strings.Contains(notes, "below x") {
 			t.Errorf("the plan says %s", notes)
 		}
@@ -56,7 +56,7 @@ func TestIssuersBelowHoldTheRoot(t *testing.T) {
 
 func (w *world) begin(t *testing.T, name string, kind document.AuthorityKind) {
 	t.Helper()
-	if err := w.drives(name).m.Start(t.Context(), "uid 0", kind, document.ReasonAsked); err != nil {
+	if err := w.drives(name).m.Start(t.Context(), "uid 0", Asked{Kind: kind, Reason: document.ReasonAsked}); err != nil {
 		t.Fatal(err)
 	}
 }

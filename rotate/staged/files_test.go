@@ -127,7 +127,7 @@ func TestD7PluggedInRootByItsSteps(t *testing.T) {
 		a, b := p.drives("a"), p.all["b"]
 		p.goOn("a", 2)
 		p.expect("at first", "", p.old, 1)
-		if err := a.m.Start(t.Context(), "test", document.KindRoot, document.ReasonAsked); err == nil || !strings.Contains(err.Error(), "(1) add the new root") {
+		if err := a.m.Start(t.Context(), "test", Asked{Kind: document.KindRoot, Reason: document.ReasonAsked}); err == nil || !strings.Contains(err.Error(), "(1) add the new root") {
 			t.Errorf("by command: %v", err)
 		}
 

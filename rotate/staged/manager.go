@@ -33,6 +33,10 @@ type Config struct {
 	Typical     time.Duration // life of most, for estimates; zero: LeafTTL
 	// RootMaxAge is the age at which a root is rotated by itself; 0: never. An admin sets it (decision D11).
 	RootMaxAge time.Duration
+	// Refuses says why the config of this server does not let it become another trust domain; nil: it has nothing against any.
+	Refuses func(trust.Domain) error
+	// Former returns what this server knows that names or allows a trust domain which is left; may be nil.
+	Former func(trust.Domain) []Use
 	// Blind names consumers that cannot enforce CRLs, for plans; may be nil.
 	Blind   func() []string
 	Log     *audit.Log

@@ -33,23 +33,26 @@ const moment = 15 * time.Second
 const silent = 5 * board.Beat / 2
 
 // Plan says what a rotation would do and how long each phase may take, and changes nothing. An error says why there can be none.
-func (m *Manager) Plan(kind document.AuthorityKind, reason document.Reason) (Plan, error) {
+func (m *Manager) Plan(q Asked) (Plan, error) {
 	doc, now := m.config.Authority.Document(), time.Now()
-	p, err := m.outline(doc, kind, reason, now)
+	p, err := m.outline(doc, q, now)
+	if err == nil && q.Migrate != nil {
+		err = m.mayMigrate(doc, q.Migrate)
+	}
 	if err != nil {
 		return Plan{}, err
 	}
-	p.Notes = m.planNotes(doc, kind, reason, now)
+	p.Notes = m.planNotes(doc, q, now)
 	return p, nil
 }
 
 // outline is a plan without notes, which ask about each agent: who follows a rotation looks every second.
-func (m *Manager) outline(doc *document.Document, kind document.AuthorityKind, reason document.Reason, now time.Time) (Plan, error) {
-	c := m.config
+func (m *Manager) outline(doc *document.Document, q Asked, now time.Time) (Plan, error) {
+	c, kind, reason := m.config, q.Kind, q.Reason
 	if kind != document.KindRoot && kind != document.KindIssuer {
 		return Plan{}, fmt.Errorf("what is rotated is %q or %q, not %.40q", document.KindRoot, document.KindIssuer, kind)
 	}
-	if err := m.refusal(kind, reason); err != nil {
+	if err := m.refusal(q); err != nil {
 		return Plan{}, err
 	}
 	issuer, err := doc.Active(c.Domain, document.KindIssuer)
@@ -65,6 +68,9 @@ func (m *Manager) outline(doc *document.Document, kind document.AuthorityKind, r
 	if kind == document.KindRoot || compromised {
 		p.FromRoot = root.ID
 		p.Phases = m.rootPhases(compromised, now)
+		if q.Migrate != nil {
+			p.Phases = migrationPhases(p.Phases, doc.Present(c.Domain), q.Migrate)
+		}
 	} else {
 		p.Phases = m.issuerPhases(now)
 	}
@@ -139,8 +145,12 @@ func (m *Manager) issuerPhases(now time.Time) []PlannedPhase {
 // maxNamed bounds the names in a note.
 const maxNamed = 5
 
-func (m *Manager) planNotes(doc *document.Document, kind document.AuthorityKind, reason document.Reason, now time.Time) (notes []string) {
+func (m *Manager) planNotes(doc *document.Document, q Asked, now time.Time) (notes []string) {
 	add := func(format string, args ...any) { notes = append(notes, fmt.Sprintf(format, args...)) }
+	kind, reason := q.Kind, q.Reason
+	if q.Migrate != nil {
+		notes = m.migrationNotes(doc, q.Migrate.Domain)
+	}
 	if r := doc.Rotating(m.config.Domain); r != nil {
 		add("rotation %s of the %s is under way, in phase %s: another one can start once it has ended", r.ID, r.Kind, r.Phase)
 	}
@@ -157,7 +167,7 @@ func (m *Manager) planNotes(doc *document.Document, kind document.AuthorityKind,
 		add("copies of roots.pem that somebody was given (serverRoots of new agents, CA_ROOT_CA of Istio's) should be replaced from the phase distribute on, and before retire; agents that run need nothing")
 	}
 	if root, err := doc.Active(m.config.Domain, document.KindRoot); err == nil && (kind == document.KindRoot || reason == document.ReasonCompromised) {
-		for _, x := range below.Under(doc.Domains[m.config.Domain.String()].Below, root.ID, now) {
+		for _, x := range below.Under(doc.Of(m.config.Domain).Below, root.ID, now) {
 			add("server below %s has an issuer under this root, and pins it: the gate %s waits until that has ended, at %s or, if it is renewed meanwhile, later", x.To, stages.GateIssuers, x.Until.UTC().Format(time.RFC3339))
 		}
 	}

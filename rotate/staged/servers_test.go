@@ -70,7 +70,7 @@ func TestServersRotateByThemselves(t *testing.T) {
 		}
 		time.Sleep(time.Minute)
 		first := w.issues(all["a"].server)
-		if err := all["a"].m.Start(t.Context(), "test", document.KindRoot, document.ReasonAsked); err != nil {
+		if err := all["a"].m.Start(t.Context(), "test", Asked{Kind: document.KindRoot, Reason: document.ReasonAsked}); err != nil {
 			t.Fatal(err)
 		}
 		var seen []document.Phase
@@ -143,7 +143,7 @@ func TestShortLives(t *testing.T) {
 			if second < 60 || asked {
 				continue
 			}
-			err := a.m.Start(t.Context(), "test", document.KindRoot, document.ReasonAsked)
+			err := a.m.Start(t.Context(), "test", Asked{Kind: document.KindRoot, Reason: document.ReasonAsked})
 			if asked = err == nil; err != nil && !strings.Contains(err.Error(), "is under way") {
 				t.Fatal(err)
 			}
@@ -185,11 +185,11 @@ func TestPlan(t *testing.T) {
 		n.Evidence.Behind = []board.Behind{{Consumer: 1, Until: time.Now().Add(40 * time.Minute)}}
 		w.notes["b"] = n
 		version := a.k.Document().Version
-		root, err := a.m.Plan(document.KindRoot, document.ReasonAsked)
+		root, err := a.m.Plan(Asked{Kind: document.KindRoot, Reason: document.ReasonAsked})
 		if err != nil {
 			t.Fatal(err)
 		}
-		issuer, err := a.m.Plan(document.KindIssuer, document.ReasonAsked)
+		issuer, err := a.m.Plan(Asked{Kind: document.KindIssuer, Reason: document.ReasonAsked})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -220,10 +220,10 @@ func TestPlan(t *testing.T) {
 		if a.k.Document().Version != version || a.m.Status().Rotation != nil {
 			t.Error("a plan changed something")
 		}
-		if err := a.m.Start(t.Context(), "test", document.KindRoot, document.ReasonAsked); err != nil {
+		if err := a.m.Start(t.Context(), "test", Asked{Kind: document.KindRoot, Reason: document.ReasonAsked}); err != nil {
 			t.Fatal(err)
 		}
-		if p, err := a.m.Plan(document.KindRoot, document.ReasonAsked); err != nil || !strings.Contains(p.Notes[0], "is under way") {
+		if p, err := a.m.Plan(Asked{Kind: document.KindRoot, Reason: document.ReasonAsked}); err != nil || !strings.Contains(p.Notes[0], "is under way") {
 			t.Errorf("during another: %+v, %v", p.Notes, err)
 		}
 		want := "# HELP chancery_ca_rotation_phase 1 for the phase of the rotation that is under way; absent if none is.\n# TYPE chancery_ca_rotation_phase gauge\n" +

@@ -35,11 +35,11 @@ func TestRootRotation(t *testing.T) {
 		if len(w.state().Authorities) != 2 || w.phase() != "" {
 			t.Fatal("something began by itself")
 		}
-		if err := b.m.Start(t.Context(), "uid 0", document.KindRoot, document.ReasonAsked); err != nil { // not who drives
+		if err := b.m.Start(t.Context(), "uid 0", Asked{Kind: document.KindRoot, Reason: document.ReasonAsked}); err != nil { // not who drives
 			t.Fatal(err)
 		}
 		b.audited(t, `"actor":"uid 0"`, "rotate start: rotation", "of the root, reason asked")
-		if err := b.m.Start(t.Context(), "uid 0", document.KindRoot, document.ReasonAsked); err == nil || !strings.Contains(err.Error(), "under way") {
+		if err := b.m.Start(t.Context(), "uid 0", Asked{Kind: document.KindRoot, Reason: document.ReasonAsked}); err == nil || !strings.Contains(err.Error(), "under way") {
 			t.Errorf("a second one: %v", err)
 		}
 
@@ -137,7 +137,7 @@ func TestCrashOfTheDriverAtEachWrite(t *testing.T) {
 			t.Run(fmt.Sprint(made, " ", n), func(t *testing.T) {
 				bubble(t, func(t *testing.T) {
 					w := newWorld(t, "a b", nil)
-					if err := w.drives("b").m.Start(t.Context(), "test", document.KindRoot, document.ReasonAsked); err != nil {
+					if err := w.drives("b").m.Start(t.Context(), "test", Asked{Kind: document.KindRoot, Reason: document.ReasonAsked}); err != nil {
 						t.Fatal(err)
 					}
 					id := w.state().Rotation.ID
@@ -188,7 +188,7 @@ func TestCrashOfTheDriverAtEachWrite(t *testing.T) {
 func TestLeaseMovesAtEachStep(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		w := newWorld(t, "a b", nil)
-		if err := w.all["b"].m.Start(t.Context(), "test", document.KindRoot, document.ReasonAsked); err != nil {
+		if err := w.all["b"].m.Start(t.Context(), "test", Asked{Kind: document.KindRoot, Reason: document.ReasonAsked}); err != nil {
 			t.Fatal(err)
 		}
 		var seen []document.Phase
@@ -223,12 +223,12 @@ func TestD6Compromise(t *testing.T) {
 			bubble(t, func(t *testing.T) {
 				w := newWorld(t, "a b", nil)
 				a := w.drives("a")
-				plan, err := a.m.Plan(kind, document.ReasonCompromised)
+				plan, err := a.m.Plan(Asked{Kind: kind, Reason: document.ReasonCompromised})
 				if err != nil || plan.FromRoot == "" || len(plan.Phases) != 5 || !strings.Contains(strings.Join(plan.Notes, "\n"), "tainted at once") ||
 					(kind == document.KindIssuer) != strings.Contains(strings.Join(plan.Notes, "\n"), "X509_V_FLAG_CRL_CHECK_ALL") || !strings.Contains(strings.Join(plan.Notes, "\n"), "kept apart from the old") {
 					t.Errorf("plan: %+v, %v", plan, err)
 				}
-				if err := a.m.Start(t.Context(), "test", kind, document.ReasonCompromised); err != nil {
+				if err := a.m.Start(t.Context(), "test", Asked{Kind: kind, Reason: document.ReasonCompromised}); err != nil {
 					t.Fatal(err)
 				}
 				a.audited(t, "rotate start", "reason compromised")
@@ -267,7 +267,7 @@ func TestRollbackInEachPhase(t *testing.T) {
 				bubble(t, func(t *testing.T) {
 					w := newWorld(t, "a b", nil)
 					a := w.drives("a")
-					if err := a.m.Start(t.Context(), "test", kind, document.ReasonAsked); err != nil {
+					if err := a.m.Start(t.Context(), "test", Asked{Kind: kind, Reason: document.ReasonAsked}); err != nil {
 						t.Fatal(err)
 					}
 					r := w.state().Rotation
@@ -316,7 +316,7 @@ func TestInvariant10ChangesAreAuditedFirst(t *testing.T) {
 		if err := b.m.Change(t.Context(), "test", Change{What: "pause"}); err == nil || !strings.Contains(err.Error(), "no rotation") {
 			t.Errorf("without a rotation: %v", err)
 		}
-		if err := a.m.Start(t.Context(), "test", document.KindRoot, document.ReasonAsked); err != nil {
+		if err := a.m.Start(t.Context(), "test", Asked{Kind: document.KindRoot, Reason: document.ReasonAsked}); err != nil {
 			t.Fatal(err)
 		}
 		w.until("a", document.PhaseDistribute)
@@ -470,7 +470,7 @@ func TestIssuerThatEndsIsFollowed(t *testing.T) {
 				w := newWorld(t, "a b", func(c *authority.Config) { c.IssuerTTL = 10 * time.Hour })
 				a := w.drives("a")
 				first := w.issues(a)
-				if err := a.m.Start(t.Context(), "test", c.kind, document.ReasonAsked); err != nil {
+				if err := a.m.Start(t.Context(), "test", Asked{Kind: c.kind, Reason: document.ReasonAsked}); err != nil {
 					t.Fatal(err)
 				}
 				w.until("a", document.PhaseDistribute)
@@ -506,7 +506,7 @@ func TestSuccessorThatCannotBeMade(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		w := newWorld(t, "a b", nil)
 		a := w.drives("a")
-		if err := a.m.Start(t.Context(), "test", document.KindRoot, document.ReasonAsked); err != nil {
+		if err := a.m.Start(t.Context(), "test", Asked{Kind: document.KindRoot, Reason: document.ReasonAsked}); err != nil {
 			t.Fatal(err)
 		}
 		w.keys.broken = fmt.Errorf("the token is gone")
@@ -541,14 +541,14 @@ func TestWhatCannotBeRotatedHere(t *testing.T) {
 	w := newWorld(t, "a", func(c *authority.Config) { c.Roots, c.Parented = append(c.Roots, made.Root), true })
 	a := w.drives("a")
 	for kind, want := range map[document.AuthorityKind]string{document.KindRoot: "chancery ceremony", document.KindIssuer: "renewed by a parent", "key": `"root" or "issuer"`} {
-		if err := a.m.Start(t.Context(), "test", kind, document.ReasonAsked); err == nil || !strings.Contains(err.Error(), want) {
+		if err := a.m.Start(t.Context(), "test", Asked{Kind: kind, Reason: document.ReasonAsked}); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v", kind, err)
 		}
-		if _, err := a.m.Plan(kind, document.ReasonAsked); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := a.m.Plan(Asked{Kind: kind, Reason: document.ReasonAsked}); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("plan %s: %v", kind, err)
 		}
 	}
-	if err := a.m.Start(t.Context(), "test", document.KindRoot, document.ReasonPolicy); err == nil {
+	if err := a.m.Start(t.Context(), "test", Asked{Kind: document.KindRoot, Reason: document.ReasonPolicy}); err == nil {
 		t.Error("somebody starts what only a policy does")
 	}
 	if a.m.look(t.Context(), time.Now()); a.m.Status().Rotation != nil || a.m.Status().Trouble != "" || bytes.Contains(a.log.Bytes(), []byte("rotation")) {

@@ -18,13 +18,20 @@ import (
 
 // This file starts rotations, and has what admins change in one that is under way.
 
+// Asked is what somebody asks for.
+type Asked struct {
+	Kind    document.AuthorityKind
+	Reason  document.Reason
+	Migrate *stages.Target // to another trust domain; Kind is KindRoot then. May be nil
+}
+
 // Start starts a rotation that somebody asks for. It can be called on any server.
-func (m *Manager) Start(ctx context.Context, actor string, kind document.AuthorityKind, reason document.Reason) error {
-	if reason != document.ReasonAsked && reason != document.ReasonCompromised {
-		return fmt.Errorf("a rotation is asked for with the reason %q or none, not %.40q", document.ReasonCompromised, reason)
+func (m *Manager) Start(ctx context.Context, actor string, q Asked) error {
+	if q.Reason != document.ReasonAsked && q.Reason != document.ReasonCompromised {
+		return fmt.Errorf("a rotation is asked for with the reason %q or none, not %.40q", document.ReasonCompromised, q.Reason)
 	}
 	m.config.Authority.Follow(ctx) // so that the answer is about the newest document
-	return m.start(ctx, m.config.Authority.Change, stages.Request{Kind: kind, Reason: reason, Actor: actor}, nil)
+	return m.start(ctx, m.config.Authority.Change, stages.Request{Kind: q.Kind, Reason: q.Reason, Actor: actor, Migrate: q.Migrate}, nil)
 }
 
 // changer is one of the ways to change the document.
@@ -42,13 +49,21 @@ func (m *Manager) start(ctx context.Context, change changer, q stages.Request, a
 		}
 		return also(d)
 	}
-	if err := m.refusal(q.Kind, q.Reason); err != nil {
+	if err := m.refusal(Asked{q.Kind, q.Reason, q.Migrate}); err != nil {
 		return err
 	}
-	if err := do(c.Authority.Document().Clone()); err != nil {
+	tried := c.Authority.Document().Clone()
+	if err := do(tried); err != nil {
 		return err
 	}
-	if err := m.note(q.Actor, fmt.Sprintf("rotate start: rotation %s of the %s, reason %s", q.ID, q.Kind, q.Reason)); err != nil {
+	detail := fmt.Sprintf("rotate start: rotation %s of the %s, reason %s", q.ID, q.Kind, q.Reason)
+	if q.Migrate != nil {
+		if err := m.refuses(tried, q.Migrate.Domain); err != nil {
+			return err
+		}
+		detail = "trust migrate start: " + stages.Told(tried.Rotating(c.Domain))
+	}
+	if err := m.note(q.Actor, detail); err != nil {
 		return err
 	}
 	if err := change(ctx, do); err != nil {
@@ -59,22 +74,28 @@ func (m *Manager) start(ctx context.Context, change changer, q stages.Request, a
 }
 
 // refusal says why a rotation cannot be made here, and what to do instead.
-func (m *Manager) refusal(kind document.AuthorityKind, reason document.Reason) error {
-	if reason == document.ReasonCompromised {
-		kind = document.KindRoot
+func (m *Manager) refusal(q Asked) error {
+	if q.Reason == document.ReasonCompromised {
+		q.Kind = document.KindRoot
 	}
-	if reason == document.ReasonFiles || kind != document.KindRoot && kind != document.KindIssuer {
+	switch {
+	case q.Reason == document.ReasonFiles || q.Kind != document.KindRoot && q.Kind != document.KindIssuer:
 		return nil
+	case q.Migrate != nil:
+		return m.config.Authority.Migratable()
 	}
-	return m.config.Authority.Rotatable(kind)
+	return m.config.Authority.Rotatable(q.Kind)
 }
 
 // Change is what an admin changes in a rotation that is under way.
 type Change struct {
-	What     string // "pause", "resume", "abort", "rollback" or "override"
+	What     string // "pause", "resume", "abort", "rollback", "override", or, of a migration, "issue"
 	Gate     string // of override
 	Because  string // of override
 	Rotation string // its ID; empty: whichever is under way
+	// Of issue: see stages.Issue.
+	Share      *int
+	Namespaces []string
 }
 
 // Change makes a change that somebody asks for. It can be called on any server.
@@ -99,20 +120,19 @@ func (m *Manager) Change(ctx context.Context, actor string, c Change) error {
 			return stages.Rollback(d, td, actor, now)
 		case "override":
 			return stages.Override(d, td, document.Override{Gate: c.Gate, Because: c.Because, Actor: actor}, now)
+		case "issue":
+			return stages.Issue(d, td, actor, c.Share, c.Namespaces, now)
 		}
-		return fmt.Errorf("change %.40q is not known: pause, resume, abort, rollback or override", c.What)
+		return fmt.Errorf("change %.40q is not known: pause, resume, abort, rollback, override or issue", c.What)
 	}
 	m.config.Authority.Follow(ctx) // so that the answer is about the newest document
 	doc := m.config.Authority.Document()
-	if err := do(doc.Clone()); err != nil {
+	tried := doc.Clone()
+	if err := do(tried); err != nil {
 		return err
 	}
 	c.Rotation = doc.Rotating(td).ID // what was tried, and no other
-	detail := fmt.Sprintf("rotate %s: rotation %s", c.What, c.Rotation)
-	if c.What == "override" {
-		detail = fmt.Sprintf("rotate override: gate %s of rotation %s, because %q", c.Gate, c.Rotation, c.Because)
-	}
-	if err := m.note(actor, detail); err != nil {
+	if err := m.note(actor, c.detail(doc.Rotating(td), tried.Rotating(td))); err != nil {
 		return err
 	}
 	if err := m.config.Authority.Change(ctx, do); err != nil {
@@ -120,6 +140,21 @@ func (m *Manager) Change(ctx context.Context, actor string, c Change) error {
 	}
 	m.poke()
 	return nil
+}
+
+// detail is what the audit log has of a change, which makes one rotation another.
+func (c Change) detail(was, is *document.Rotation) string {
+	command := "rotate"
+	if was.Migration != nil {
+		command = "trust migrate"
+	}
+	switch c.What {
+	case "override":
+		return fmt.Sprintf("%s override: gate %s of rotation %s, because %q", command, c.Gate, c.Rotation, c.Because)
+	case "issue":
+		return fmt.Sprintf("%s issue: %s", command, stages.Told(is))
+	}
+	return fmt.Sprintf("%s %s: rotation %s", command, c.What, c.Rotation)
 }
 
 // begin starts what files or the policy ask for, while no rotation is under way.
@@ -194,7 +229,7 @@ func (m *Manager) due(doc *document.Document, now time.Time) (document.Authority
 
 // rests reports whether somebody ended a rotation of a kind before its time a while ago: the policy leaves them some time.
 func (m *Manager) rests(doc *document.Document, kind document.AuthorityKind, now time.Time, long time.Duration) bool {
-	for _, p := range doc.Domains[m.config.Domain.String()].Past {
+	for _, p := range doc.Of(m.config.Domain).Past {
 		if p.Kind == kind && p.Outcome != stages.OutcomeDone && now.Sub(p.Ended) < long {
 			return true
 		}

@@ -21,20 +21,25 @@ type Status struct {
 	Gates    []stages.Gate      // of its phase
 	Phases   []PlannedPhase     // as one would be planned now; nil if that cannot be told
 	Past     []document.PastRotation
-	Trouble  string // why this server, if it drives, could not go on when it last tried
-	Version  uint64 // of the document
+	Former   []Use        // of a migration: what still has to do with the trust domain that is left
+	Trouble  string       // why this server, if it drives, could not go on when it last tried
+	Version  uint64       // of the document
+	Domain   trust.Domain // the present one
 }
 
 // Status returns how rotations stand.
 func (m *Manager) Status() Status {
 	doc, now := m.config.Authority.Document(), time.Now()
-	out := Status{Version: doc.Version}
-	if state := doc.Domains[m.config.Domain.String()]; state != nil {
+	out := Status{Version: doc.Version, Domain: doc.Present(m.config.Domain)}
+	if state := doc.Of(m.config.Domain); state != nil {
 		out.Rotation, out.Past = state.Rotation, state.Past
 	}
 	if out.Rotation != nil {
 		out.Gates = stages.Gates(doc, m.config.Domain, m.known(out.Rotation, now), now)
-		if p, err := m.outline(doc, out.Rotation.Kind, out.Rotation.Reason, now); err == nil { // estimates; without them the rest is still worth saying
+		if out.Rotation.Migration != nil {
+			out.Former = m.former(doc, now)
+		}
+		if p, err := m.outline(doc, askedFor(out.Rotation), now); err == nil { // estimates; without them the rest is still worth saying
 			out.Phases = p.Phases
 		}
 	}
@@ -70,7 +75,7 @@ type watched struct {
 // begin takes what has ended by now for told.
 func (w *watched) begin(doc *document.Document, td trust.Domain) {
 	w.ended = map[string]bool{}
-	if state := doc.Domains[td.String()]; state != nil {
+	if state := doc.Of(td); state != nil {
 		for _, p := range state.Past {
 			w.ended[p.ID] = true
 		}
@@ -79,7 +84,7 @@ func (w *watched) begin(doc *document.Document, td trust.Domain) {
 
 // observe tells what has become of rotations since the last look. Each server does, whoever drives.
 func (m *Manager) observe(doc *document.Document, now time.Time) {
-	state := doc.Domains[m.config.Domain.String()]
+	state := doc.Of(m.config.Domain)
 	if state == nil {
 		return
 	}

@@ -215,7 +215,7 @@ func (w *world) acknowledge(names ...string) {
 			continue
 		}
 		doc := s.k.Document()
-		n := board.Note{Replica: name, Seen: time.Now(), LogID: s.k.LogID(), Acknowledged: doc.Version}
+		n := board.Note{Replica: name, Seen: time.Now(), LogID: s.k.LogID(), Acknowledged: doc.Version, Format: document.Format}
 		n.Evidence = board.Evidence{Goal: doc.Domains[td.String()].Goal(), Behind: w.behind}
 		w.notes[name] = n
 	}

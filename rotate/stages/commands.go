@@ -17,6 +17,8 @@ type Request struct {
 	Reason document.Reason
 	Actor  string
 	ID     string // drawn by the caller: 8 bytes in hex
+	// Migrate asks for a successor of another trust domain; Kind is KindRoot then, and Reason ReasonAsked. May be nil.
+	Migrate *Target
 }
 
 // Bounds of what an admin says.
@@ -40,7 +42,7 @@ func Start(d *document.Document, td trust.Domain, q Request, now time.Time) erro
 	if err != nil {
 		return err
 	}
-	s := d.Domains[td.String()]
+	s := d.Of(td)
 	if r := s.Rotation; r != nil {
 		return underWay(r)
 	}
@@ -51,6 +53,12 @@ func Start(d *document.Document, td trust.Domain, q Request, now time.Time) erro
 	if p := d.Prepared(td); p != nil && p.Wanted {
 		return fmt.Errorf("issuer %s was brought by an admin or a parent and waits to sign; try again once it does", p.ID)
 	}
+	var m *document.Migration
+	if q.Migrate != nil {
+		if m, err = migration(d, td, *q.Migrate); err != nil {
+			return err
+		}
+	}
 	if q.Reason == document.ReasonCompromised {
 		if q.Kind == document.KindRoot {
 			s.Taint(document.KindRoot, root.ID, now)
@@ -60,6 +68,7 @@ func Start(d *document.Document, td trust.Domain, q Request, now time.Time) erro
 	}
 	r := &document.Rotation{
 		ID: q.ID, Kind: q.Kind, Reason: q.Reason, Actor: q.Actor, FromIssuer: issuer.ID, Started: now.UTC(), Phase: document.PhasePrepare, Since: now.UTC(), Version: d.Version,
+		Migration: m,
 	}
 	if q.Kind == document.KindRoot {
 		r.FromRoot = root.ID
@@ -79,6 +88,8 @@ func (q Request) check() error {
 		return errors.New("plugged-in files that bring another issuer under the same root need no rotation")
 	case q.Reason != document.ReasonAsked && q.Reason != document.ReasonPolicy && q.Reason != document.ReasonCompromised && q.Reason != document.ReasonFiles:
 		return fmt.Errorf("reason %.40q is not known", q.Reason)
+	case q.Migrate != nil && (q.Kind != document.KindRoot || q.Reason != document.ReasonAsked):
+		return errors.New("a migration to another trust domain replaces the root, and is asked for by an admin; a compromised key is a rotation of its own, before or after")
 	}
 	return checkActor(q.Actor)
 }
@@ -91,7 +102,10 @@ func checkActor(actor string) error {
 }
 
 func underWay(r *document.Rotation) error {
-	return fmt.Errorf("rotation %s of the %s is under way, in phase %s: wait for its end, or `chancery rotate abort` (before the successor signs) or `rollback`", r.ID, r.Kind, r.Phase)
+	if r.Migration != nil {
+		return fmt.Errorf("%s is under way, in phase %s: wait for its end, or `chancery trust migrate abort` (before the new domain is issued) or `rollback`", name(r), r.Phase)
+	}
+	return fmt.Errorf("%s is under way, in phase %s: wait for its end, or `chancery rotate abort` (before the successor signs) or `rollback`", name(r), r.Phase)
 }
 
 // change returns the rotation that an admin changes.
@@ -99,7 +113,7 @@ func change(d *document.Document, td trust.Domain, actor string) (*document.Doma
 	if err := checkActor(actor); err != nil {
 		return nil, nil, err
 	}
-	s := d.Domains[td.String()]
+	s := d.Of(td)
 	if s == nil || s.Rotation == nil {
 		return nil, nil, errors.New("no rotation is under way")
 	}
@@ -141,7 +155,7 @@ func Abort(d *document.Document, td trust.Domain, actor string, now time.Time) e
 	case err != nil:
 		return err
 	case r.Phase != document.PhasePrepare && r.Phase != document.PhaseDistribute:
-		return fmt.Errorf("rotation %s is in phase %s: its successor has signed already. `chancery rotate rollback` goes back to the predecessor, in steps", r.ID, r.Phase)
+		return fmt.Errorf("%s is in phase %s: its successor has signed already. `%s rollback` goes back to the predecessor, in steps", name(r), r.Phase, command(r))
 	}
 	if err := untainted(s, r.FromRoot, r.FromIssuer); err != nil {
 		return err
@@ -167,7 +181,7 @@ func Rollback(d *document.Document, td trust.Domain, actor string, now time.Time
 	switch r.Phase {
 	case document.PhasePrepare, document.PhaseDistribute:
 		return Abort(d, td, actor, now)
-	case document.PhaseActivate, document.PhaseReissue:
+	case document.PhaseIssue, document.PhaseActivate, document.PhaseReissue:
 	default:
 		return fmt.Errorf("rotation %s is in phase %s: the predecessor is not trusted any more. Start another rotation", r.ID, r.Phase)
 	}
@@ -180,9 +194,13 @@ func Rollback(d *document.Document, td trust.Domain, actor string, now time.Time
 	case !issuer.HasKey():
 		return fmt.Errorf("the key of issuer %s is not here any more: it cannot sign again", r.FromIssuer)
 	}
+	if err := mayTurn(r); err != nil {
+		return err
+	}
 	if err := untainted(s, r.FromRoot, r.FromIssuer); err != nil {
 		return err
 	}
+	turn(s, r, now)
 	if root != nil {
 		s.Activate(document.KindRoot, root.ID, now)
 	}

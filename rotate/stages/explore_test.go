@@ -71,7 +71,7 @@ func (w *world) key(s *state, buf []byte) []byte {
 				if k.bool(e.known); !e.known {
 					continue
 				}
-				k.bool(e.seen != 0 && e.seen == version(v.doc), e.confirmed != 0 && e.confirmed == version(v.doc), e.version >= k.base, w.rules.settles && e.confirmed != 0)
+				k.bool(e.blind, e.seen != 0 && e.seen == version(v.doc), e.confirmed != 0 && e.confirmed == version(v.doc), e.version >= k.base, w.rules.settles && e.confirmed != 0)
 				k.byte(byte(e.gen), byte(e.ans))
 				k.minute(e.held[0], 0)
 				k.minute(e.held[1], 0)
@@ -86,6 +86,7 @@ func (w *world) key(s *state, buf []byte) []byte {
 	}
 	for x := range s.con {
 		if c := &s.con[x]; w.consumer[x] {
+			k.bool(c.blind)
 			k.byte(c.trust, byte(c.gen), byte(c.leaf), c.life, byte(c.known))
 			k.minute(c.until, 0)
 			k.minute(c.unknown, 0)
@@ -97,7 +98,7 @@ func (w *world) key(s *state, buf []byte) []byte {
 
 func (k *key) document(d *document.Document, stored, times bool) {
 	s := domain(d)
-	k.byte(byte(s.Generation), byte(len(s.Past)), accepts(d))
+	k.byte(byte(s.Generation), byte(len(s.Past)), accepts(d), byte(len(s.Domain)))
 	for i := range s.Authorities {
 		a := &s.Authorities[i]
 		k.byte(a.ID[0], a.ID[1], a.State[0])
@@ -108,6 +109,12 @@ func (k *key) document(d *document.Document, stored, times bool) {
 		return
 	}
 	k.byte(r.Phase[0], r.Phase[2], byte(r.Generation))
+	if m := r.Migration; m != nil {
+		k.byte(byte(m.Share))
+		for _, ns := range m.Namespaces {
+			k.byte(ns[0])
+		}
+	}
 	k.bool(r.Version >= k.base, r.Back)
 	if times {
 		k.time(r.NotBefore, 0)
@@ -218,7 +225,7 @@ func (w *world) fault(label string) bool {
 			return true
 		}
 	}
-	return label != "resume" && slices.Contains(w.commands, label)
+	return label != "resume" && label != "issue 100" && slices.Contains(w.commands, label)
 }
 
 func (s *state) ended() bool { return s.dom().Rotation == nil && len(s.dom().Past) > 0 }
@@ -359,6 +366,12 @@ func (w *world) calm(s state) state {
 	}
 	if r := s.dom().Rotation; r != nil && r.Paused != nil {
 		_ = w.order(&s, "resume")
+	}
+	if r := s.dom().Rotation; r != nil && r.Migration != nil {
+		_ = w.order(&s, "issue 100")
+	}
+	for _, n := range consumerNames {
+		act(n + " is updated")
 	}
 	act("b wakes")
 	act("b registers")

@@ -22,6 +22,7 @@ const (
 	GateStragglers = "stragglers" // certificates have ended that replicas may have signed which nobody can ask any more
 	GateWait       = "wait"       // certificates have ended that servers which were cut off may have signed
 	GateFiles      = "files"      // plugged-in files have left the predecessor out
+	GateShare      = "share"      // an admin has let all identities have certificates of the new domain
 	GateIssuers    = "issuers"    // issuers have ended that servers below have under the old root
 )
 
@@ -56,6 +57,8 @@ func (v *view) gates() []Gate {
 		all = []Gate{v.successor()}
 	case document.PhaseDistribute:
 		all = []Gate{v.successor(), v.replicas(), v.consumers(), v.readers(), v.stragglers(), v.issuers()}
+	case document.PhaseIssue:
+		all = []Gate{v.successor(), v.share()}
 	case document.PhaseActivate:
 		all = []Gate{v.successor(), v.replicas()}
 	case document.PhaseReissue:

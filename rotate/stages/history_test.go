@@ -2,6 +2,7 @@ package stages
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -81,7 +82,26 @@ var histories = []struct{ name, text string }{
 		refused override consumers: already; override replicas; drive -> activate waits replicas; refused override consumers: has no gate;
 		override replicas; rollback -> activate (back) waits replicas`},
 	{"one at a time", `
-		start root; refused start issuer: is under way, in phase prepare`},
+		start root; refused start issuer: is under way, in phase prepare; refused start migrate 0: rotation 1 of the root is under way; refused issue 100: not to another trust domain`},
+	{"a migration, from begin to end (D10)", `
+		start migrate 0 -> prepare waits successor; refused start root: migration 1 from td to new is under way, in phase prepare: wait for its end, or ${chancery trust migrate abort;
+		drive -> distribute waits replicas, consumers; b follows; e syncs a; e reports a; f syncs b; f reports b; minute; c renews b; b writes; minute; c renews b; e renews a; e reports a;
+		f renews b; f reports b; b writes; drive -> issue waits share says no identities yet get new: ${chancery trust migrate issue --share N;
+		drive -> issue; refused override share: has no gate; issue e -> issue waits share says identities of the namespace e get new; refused issue e: issues to identities of the namespace e already;
+		e renews a; e reports a; refused abort: ${chancery trust migrate rollback; b follows; issue 50 -> issue waits share says 50 % of all identities, and those of the namespace e get new;
+		refused issue 49: never shrinks; refused issue 101: a share of 101; refused issue a/b: the migration's namespace; issue 100; drive -> activate waits replicas;
+		refused issue f: all identities get certificates of new already; b follows; drive -> reissue waits consumers, wait; f renews b; f reports b; b follows; minute; b writes; c renews b; minute; b writes; c renews b;
+		b writes -> reissue waits wait; minute; drive -> retire; refused rollback: Start another`},
+	{"a migration is aborted before the new domain is issued", `
+		start migrate 100; drive; b follows; e syncs a; abort -> aborted; e syncs a; minute; e renews a`},
+	{"a rollback replaces what the new domain had, and cannot be taken back to a part", `
+		start migrate e; drive; b follows; 4 minutes; b writes; drive -> issue waits share; b follows; e renews a; e reports a; rollback -> activate (back) waits replicas;
+		refused rollback: was rolled back while only a part; refused issue 100: was rolled back: new is issued to nobody any more; b follows; drive -> reissue (back);
+		b follows -> reissue (back) waits consumers, wait says consumer 0000000000000001; e renews a; e reports a; 3 minutes; drive -> retire (back); b follows; drive -> rolled back`},
+	{"a rollback of all can be taken back", `
+		start migrate 100; drive; b follows; 4 minutes; b writes; drive -> issue; drive -> activate; rollback -> activate (back); rollback -> activate`},
+	{"a migration holds while it is paused", `
+		start migrate 100; drive; b follows; 4 minutes; b writes; pause; drive -> distribute (paused); resume; drive -> issue`},
 }
 
 // readerHistories are those with somebody who only reads roots.
@@ -101,8 +121,9 @@ func TestHistories(t *testing.T) {
 }
 
 func tell(t *testing.T, text string, reader bool) {
-	w := &world{start: []string{"root", "issuer", "root compromised", "issuer compromised"}, consumer: [people]bool{true, true, true}, reader: reader,
-		faults: 9, kinds: "die sleep", orders: 9, commands: append(append([]string{}, orders...), overrides...), life: 2}
+	text = strings.ReplaceAll(text, "${", "`")
+	w := &world{start: []string{"root", "issuer", "root compromised", "issuer compromised", "migrate 0", "migrate 100", "migrate e"}, consumer: [people]bool{true, true, true}, reader: reader,
+		faults: 9, kinds: "die sleep", orders: 9, commands: slices.Concat(orders, overrides, []string{"issue e", "issue 50", "issue 100"}), life: 2}
 	s := w.first()
 	for _, part := range strings.Split(text, ";") {
 		part = strings.Join(strings.Fields(part), " ")

@@ -26,6 +26,9 @@ func worlds() (small, large []*world) {
 		{name: "a compromised issuer, orders", start: []string{"issuer compromised"}, consumer: onlyC, home: only2, commands: orders, orders: 2},
 		{name: "an agent, a death", start: root(), consumer: onlyE, home: only2, faults: 1, kinds: "die"},
 		{name: "overrides", start: root(), consumer: onlyC, home: only2, commands: overrides, orders: 2},
+		{name: "a migration, an agent", start: []string{"migrate 0"}, consumer: onlyE, home: only2, commands: []string{"issue e", "issue 100"}, orders: 1},
+		{name: "a migration, an agent that reads no kin", start: []string{"migrate 100"}, consumer: onlyE, home: only2, blind: onlyE},
+		{name: "a migration that is taken back", start: []string{"migrate 0"}, consumer: onlyC, home: only2, commands: []string{"issue c", "issue 100", "rollback", "abort"}, orders: 2},
 	}
 	return small, []*world{
 		{name: "a client, a reader", start: root(), consumer: onlyC, reader: true},
@@ -40,6 +43,11 @@ func worlds() (small, large []*world) {
 		{name: "a driver that sees old notes, a death", start: root(), consumer: onlyC, home: only2, faults: 1, kinds: "die", board: true},
 		{name: "both servers lag", start: root(), consumer: onlyC, lag: true},
 		{name: "longer leaves", start: root(), consumer: onlyC, life: 2},
+		{name: "a migration, an agent, a client", start: []string{"migrate c"}, consumer: eAndC, home: only2, commands: []string{"issue 100"}},
+		{name: "a migration, a reader", start: []string{"migrate 0"}, consumer: onlyC, home: only2, reader: true, commands: []string{"issue 100"}},
+		{name: "a migration, orders", start: []string{"migrate 0"}, consumer: onlyC, home: only2, commands: []string{"issue c", "issue 100", "rollback", "pause", "resume"}, orders: 3},
+		{name: "a migration, a death", start: []string{"migrate 100"}, consumer: onlyC, home: only2, commands: []string{"rollback"}, orders: 1, faults: 1, kinds: "die"},
+		{name: "a migration, a paused signer", start: []string{"migrate 100"}, consumer: onlyC, home: only2, commands: []string{"rollback"}, orders: 1, faults: 1, kinds: "sleep"},
 		{name: "two agents, one of each server", start: root(), consumer: eAndF, home: [people]uint8{2, 1}},
 	}
 }

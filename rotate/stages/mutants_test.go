@@ -93,7 +93,7 @@ func mutants() []mutant {
 	back := world{start: root(), consumer: onlyC, commands: []string{"rollback"}, orders: 1}
 	agent := world{start: root(), consumer: onlyE}
 	quit := func(d *document.Document, now time.Time) { domain(d).EndRotation(OutcomeAborted, now) }
-	return []mutant{
+	return append([]mutant{
 		{"distribute does not wait for consumers", without(document.PhaseDistribute, GateConsumers), two},
 		{"distribute does not wait for replicas", without(document.PhaseDistribute, GateReplicas), reader},
 		{"distribute does not wait for readers", without(document.PhaseDistribute, GateReaders), reader},
@@ -205,6 +205,101 @@ func mutants() []mutant {
 				r.Version = d.Version
 			}
 		}}, client},
+	}, migrationMutants()...)
+}
+
+// migrationMutants are wrong in what a migration has beside a rotation of the root.
+func migrationMutants() []mutant {
+	only2 := [people]uint8{2, 2, 2}
+	client := world{start: []string{"migrate 0"}, consumer: onlyC, home: only2, commands: []string{"issue c", "issue 100"}, orders: 1}
+	agent := world{start: []string{"migrate 100"}, consumer: onlyE, home: only2}
+	both := world{start: []string{"migrate 100"}, consumer: eAndC, home: only2}
+	blind := world{start: []string{"migrate 100"}, consumer: eAndC, home: only2, blind: onlyE}
+	back := world{start: []string{"migrate 0"}, consumer: onlyC, home: only2, commands: []string{"issue c", "rollback", "abort"}, orders: 2}
+	sleeps := world{start: []string{"migrate 0"}, consumer: onlyC, commands: []string{"issue 100"}, faults: 1, kinds: "sleep"}
+	dies := world{start: []string{"migrate 100"}, consumer: onlyC, home: only2, commands: []string{"rollback"}, orders: 1, faults: 1, kinds: "die"}
+	in := func(d *document.Document, p document.Phase) *document.Rotation {
+		if r := domain(d).Rotation; r != nil && r.Phase == p {
+			return r
+		}
+		return nil
+	}
+	return []mutant{
+		{"migration: both sign before everybody trusts both", rules{output: func(_, d *document.Document, _ time.Time) {
+			if r := in(d, document.PhaseDistribute); r != nil {
+				r.Phase, r.Version, r.Generation = document.PhaseIssue, d.Version, 0
+			}
+		}}, both},
+		{"migration: distribute does not wait for consumers", without(document.PhaseDistribute, GateConsumers), both},
+		{"migration: who reads one domain only counts for both", rules{kinless: true}, blind},
+		{"migration: phase issue ends before the share is whole", rules{input: func(d *document.Document, _ *Evidence, _ time.Time) {
+			if r := in(d, document.PhaseIssue); r != nil {
+				r.Migration.Share = All
+			}
+		}, output: func(before, d *document.Document, _ time.Time) {
+			if r := domain(d).Rotation; r != nil && domain(before).Rotation.Migration != nil {
+				r.Migration.Share = domain(before).Rotation.Migration.Share
+			}
+		}}, client},
+		{"migration: phase issue never ends", rules{input: func(d *document.Document, _ *Evidence, _ time.Time) {
+			if r := in(d, document.PhaseIssue); r != nil {
+				r.Migration.Share = 0
+			}
+		}}, client},
+		{"migration: the line is renamed once the new domain signs", rules{output: func(_, d *document.Document, _ time.Time) {
+			if r := in(d, document.PhaseActivate); r != nil {
+				domain(d).Domain = r.Migration.To
+			}
+		}}, agent},
+		{"migration: the line is renamed, by its books, before its end", rules{output: func(_, d *document.Document, _ time.Time) {
+			if in(d, document.PhaseReissue) != nil {
+				domain(d).Become(td, newTD)
+			}
+		}}, agent},
+		{"migration: the line keeps its name at the end", rules{output: func(_, d *document.Document, _ time.Time) {
+			if in(d, document.PhaseRetire) != nil {
+				domain(d).Domain, domain(d).Former = "", nil
+			}
+		}}, agent},
+		{"migration: the line is renamed at the end of a rollback", rules{output: func(_, d *document.Document, _ time.Time) {
+			if r := in(d, document.PhaseRetire); r != nil && r.Back {
+				domain(d).Become(td, newTD)
+			}
+		}}, back},
+		{"migration: the old root leaves once the share is whole", rules{output: func(before, d *document.Document, _ time.Time) {
+			if r := in(d, document.PhaseActivate); r != nil && in(before, document.PhaseIssue) != nil {
+				domain(d).DropRoot(r.FromRoot)
+			}
+		}}, client},
+		{"migration: reissue does not wait for consumers", without(document.PhaseReissue, GateConsumers), client},
+		{"migration: abort when the new domain is issued already", rules{abort: func(d *document.Document, now time.Time) error {
+			s := domain(d)
+			if r := in(d, document.PhaseIssue); r != nil {
+				s.DropRoot(r.ToRoot)
+				s.EndRotation(OutcomeAborted, now)
+				return nil
+			}
+			return Abort(d, td, "admin", now)
+		}}, back},
+		{"migration: a rollback does not replace what the new domain had", rules{back: func(d *document.Document, now time.Time) error {
+			issued := in(d, document.PhaseIssue) != nil
+			if err := Rollback(d, td, "admin", now); err != nil || !issued {
+				return err
+			}
+			s := domain(d)
+			s.DropRoot(s.Rotation.FromRoot)
+			s.Rotation.Phase, s.Rotation.Generation = document.PhaseRetire, s.Generation
+			return nil
+		}}, back},
+		{"migration: a rollback does not wait for servers that issue the new domain", without(document.PhaseActivate, GateReplicas),
+			world{start: []string{"migrate 100"}, consumer: onlyE, commands: []string{"rollback"}, orders: 1}},
+		{"migration: a rollback does not reckon with what the dead signed", without(document.PhaseReissue, GateStragglers), dies},
+		{"migration: a server that was cut off while both signed is not reckoned with (D4)", dead(func(d *document.Document, _ *Evidence) {
+			longAgo(d)
+			if r := in(d, document.PhaseReissue); r != nil {
+				r.NotBefore = time.Time{}
+			}
+		}), sleeps},
 	}
 }
 

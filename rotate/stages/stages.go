@@ -63,7 +63,7 @@ func Next(d *document.Document, td trust.Domain, e Evidence, now time.Time) (*do
 		return d, nil
 	}
 	next := d.Clone()
-	s := next.Domains[td.String()]
+	s := next.Of(td)
 	changed := v.mindTime(s)
 	if v.r.Paused != nil {
 		return pick(changed, next, d), nil
@@ -113,6 +113,7 @@ func passed(gates []Gate) bool {
 
 // view is a rotation under way, and what is known of it.
 type view struct {
+	key  trust.Domain // of the line
 	d    *document.Document
 	s    *document.DomainState
 	r    *document.Rotation
@@ -123,22 +124,23 @@ type view struct {
 
 // look returns nil while there is no rotation.
 func look(d *document.Document, td trust.Domain, e Evidence, now time.Time) *view {
-	s := d.Domains[td.String()]
+	s := d.Of(td)
 	if s == nil || s.Rotation == nil {
 		return nil
 	}
-	return &view{d, s, s.Rotation, e, s.Goal(), now}
+	key, _ := d.Line(td)
+	return &view{key, d, s, s.Rotation, e, s.Goal(), now}
 }
 
 func (v *view) event(format string, args ...any) Action {
-	return Action{Event: fmt.Sprintf("rotation %s of the %s: ", v.r.ID, v.r.Kind) + fmt.Sprintf(format, args...)}
+	return Action{Event: fmt.Sprintf("%s: ", name(v.r)) + fmt.Sprintf(format, args...)}
 }
 
 // mindTime moves the earliest time at which the predecessor's root may leave ahead, while the predecessor signs. Once half of the
 // window is left, so that the document changes seldom and a replica that is cut off can sign leaves of a useful life.
 func (v *view) mindTime(s *document.DomainState) bool {
 	w := window(v.e.LeafTTL)
-	early := v.r.Phase == document.PhasePrepare || v.r.Phase == document.PhaseDistribute
+	early := v.r.Phase == document.PhasePrepare || v.r.Phase == document.PhaseDistribute || v.r.Phase == document.PhaseIssue
 	if v.r.Kind != document.KindRoot || !early || v.r.NotBefore.Sub(v.now) >= w/2 {
 		return false
 	}
@@ -206,12 +208,13 @@ func (v *view) step(next *document.Document, s *document.DomainState) Action {
 		r.Generation = s.Generation
 		return v.event("the successor is prepared, and distributed with generation %d", s.Generation)
 	case document.PhaseDistribute:
-		if r.Kind == document.KindRoot {
-			s.Activate(document.KindRoot, r.ToRoot, v.now)
+		if m := r.Migration; m != nil {
+			v.begin(r, document.PhaseIssue)
+			return v.event("everybody trusts both domains: issuer %s signs for %s of %s from now on", r.ToIssuer, shareOf(m), m.To)
 		}
-		s.Activate(document.KindIssuer, r.ToIssuer, v.now)
-		v.begin(r, document.PhaseActivate)
-		return v.event("everybody has the successor: issuer %s signs from now on", r.ToIssuer)
+		return v.activate(s)
+	case document.PhaseIssue:
+		return v.activate(s)
 	case document.PhaseActivate:
 		v.begin(r, document.PhaseReissue)
 		return v.event("each server signs with issuer %s; certificates of the issuer before are replaced", r.ToIssuer)
@@ -220,11 +223,27 @@ func (v *view) step(next *document.Document, s *document.DomainState) Action {
 			return v.end(s)
 		}
 		s.DropRoot(r.FromRoot)
+		if m := r.Migration; m != nil && !r.Back {
+			if to, err := trust.ParseDomain(m.To); err == nil { // it was checked when it came
+				s.Become(v.key, to)
+			}
+		}
 		v.begin(r, document.PhaseRetire)
 		r.Generation = s.Generation
 		return v.event("nobody presents a certificate under root %s any more: it leaves the bundle, with generation %d", r.FromRoot, s.Generation)
 	}
 	return v.end(s)
+}
+
+// activate has the successor sign, and nobody else.
+func (v *view) activate(s *document.DomainState) Action {
+	r := s.Rotation
+	if r.Kind == document.KindRoot {
+		s.Activate(document.KindRoot, r.ToRoot, v.now)
+	}
+	s.Activate(document.KindIssuer, r.ToIssuer, v.now)
+	v.begin(r, document.PhaseActivate)
+	return v.event("everybody has the successor: issuer %s signs from now on", r.ToIssuer)
 }
 
 // begin begins a phase with the document that is made.

@@ -24,6 +24,9 @@ func FuzzNext(f *testing.F) {
 	w := &world{start: root(), consumer: onlyC}
 	s := w.first()
 	_ = s.begin("root")
+	m := (&world{start: []string{"migrate 50"}, consumer: onlyC}).first()
+	_ = m.begin("migrate 50")
+	f.Add(must(json.Marshal(m.doc)), must(json.Marshal(*m.notes[1])), int64(90))
 	for range 4 {
 		f.Add(must(json.Marshal(s.doc)), must(json.Marshal(*s.notes[1])), int64(90))
 		s = w.calm(s)
@@ -49,6 +52,7 @@ func use(t *testing.T, d *document.Document, e Evidence, now time.Time) {
 		return // times that JSON cannot write
 	}
 	gates := fmt.Sprint(Gates(d, td, e, now))
+	Presents(d, td, e, now)
 	next, actions := Next(d, td, e, now)
 	if after := must(json.Marshal(d)); string(after) != string(before) {
 		t.Fatalf("Next changed what it was given, from\n%s to\n%s", before, after)
@@ -66,8 +70,12 @@ func use(t *testing.T, d *document.Document, e Evidence, now time.Time) {
 	}
 	for _, f := range []func(d *document.Document) error{
 		func(d *document.Document) error {
-			return Start(d, td, Request{document.KindRoot, document.ReasonCompromised, "a", "1"}, now)
+			return Start(d, td, Request{Kind: document.KindRoot, Reason: document.ReasonCompromised, Actor: "a", ID: "1"}, now)
 		},
+		func(d *document.Document) error {
+			return Start(d, td, Request{Kind: document.KindRoot, Reason: document.ReasonAsked, Actor: "a", ID: "1", Migrate: &Target{Domain: newTD}}, now)
+		},
+		func(d *document.Document) error { return Issue(d, td, "a", new(50), []string{"b"}, now) },
 		func(d *document.Document) error { return Pause(d, td, "a", now) },
 		func(d *document.Document) error { return Resume(d, td, "a", now) },
 		func(d *document.Document) error { return Abort(d, td, "a", now) },
@@ -107,8 +115,8 @@ func TestNextInRandomWorlds(t *testing.T) {
 		runs = 15
 	}
 	for run := range runs {
-		w := &world{start: []string{[]string{"root", "issuer", "root compromised"}[run%3]}, consumer: [people]bool{true, true, true}, reader: run%2 == 0, faults: 9, orders: 9,
-			kinds: "die sleep forget", commands: append(slices.Clone(orders), overrides...), board: run%5 == 0, lag: run%7 == 0}
+		w := &world{start: []string{[]string{"root", "issuer", "root compromised", "migrate 0"}[run%4]}, consumer: [people]bool{true, true, true}, reader: run%2 == 0, faults: 9, orders: 9,
+			kinds: "die sleep forget", commands: slices.Concat(orders, overrides, []string{"issue e", "issue 100"}), blind: [people]bool{run%3 == 0}, board: run%5 == 0, lag: run%7 == 0}
 		s := w.first()
 		for range 120 {
 			all := w.steps(&s, "")
@@ -135,10 +143,10 @@ func filesDoc() *document.Document {
 // root leaves once the files have left it out.
 func TestD7PluggedFilesGoInSteps(t *testing.T) {
 	d := filesDoc()
-	if err := Start(d, td, Request{document.KindRoot, document.ReasonAsked, "admin", "1"}, epoch); err == nil || !strings.Contains(err.Error(), "lies elsewhere") {
+	if err := Start(d, td, Request{Kind: document.KindRoot, Reason: document.ReasonAsked, Actor: "admin", ID: "1"}, epoch); err == nil || !strings.Contains(err.Error(), "lies elsewhere") {
 		t.Fatal(err)
 	}
-	if err := Start(d, td, Request{document.KindRoot, document.ReasonFiles, "files", "1"}, epoch); err != nil {
+	if err := Start(d, td, Request{Kind: document.KindRoot, Reason: document.ReasonFiles, Actor: "files", ID: "1"}, epoch); err != nil {
 		t.Fatal(err)
 	}
 	now, e := epoch, Evidence{LeafTTL: time.Minute, Files: []string{"R1", "R2"}}
@@ -206,7 +214,7 @@ func TestAnIssuerThatEndsSoonIsFollowedWithoutEvidence(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := Start(d, td, Request{document.KindIssuer, document.ReasonPolicy, "policy", "1"}, time.Now()); err != nil {
+	if err := Start(d, td, Request{Kind: document.KindIssuer, Reason: document.ReasonPolicy, Actor: "policy", ID: "1"}, time.Now()); err != nil {
 		t.Fatal(err)
 	}
 	add(d, Make{Under: domain(d).Authorities[0].ID})

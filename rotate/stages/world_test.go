@@ -3,6 +3,7 @@ package stages
 import (
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -14,7 +15,7 @@ import (
 // This file is a small world around the production machine: servers, agents, a client without one, a reader of roots, an admin, and a
 // clock. What is true of them stands beside what the notes say. A minute is the step of time.
 
-var td = must(trust.ParseDomain("td"))
+var td, newTD = must(trust.ParseDomain("td")), must(trust.ParseDomain("new"))
 
 func must[T any](v T, err error) T {
 	if err != nil {
@@ -46,6 +47,8 @@ type rules struct {
 	back   func(d *document.Document, now time.Time) error
 	// settles has servers take a consumer for settled by a call of any phase: what is wrong then is not the machine.
 	settles bool
+	// kinless has servers take the word of an agent for both domains of a migration that reads one only: likewise.
+	kinless bool
 }
 
 // world is what can happen in it.
@@ -58,10 +61,11 @@ type world struct {
 	faults   int8 // how many of die, pause, lose
 	kinds    string
 	commands []string
-	orders   int8  // how many of these
-	board    bool  // the driver's view of the notes may be old
-	lag      bool  // a may read and write at other times, too; else it does both at once
-	life     int16 // of a leaf, in minutes; 0: one
+	orders   int8         // how many of these
+	board    bool         // the driver's view of the notes may be old
+	lag      bool         // a may read and write at other times, too; else it does both at once
+	life     int16        // of a leaf, in minutes; 0: one
+	blind    [people]bool // agents that read no kin before they are updated
 	rules    rules
 }
 
@@ -74,6 +78,7 @@ type entry struct {
 	version   uint64 // of the document by which this server worked when it was told
 	seen      uint64 // the phase in which the last answer was given, after another server's note of that phase which lists it; 0: not so
 	confirmed uint64 // seen of the answer that a call has confirmed
+	blind     bool   // it reads no kin
 }
 
 type server struct {
@@ -91,6 +96,7 @@ type consumer struct {
 	life    uint8 // incarnation of the agent's table
 	unknown int16 // until when it does not know what it served before
 	known   int16 // the generation of its agent, which has not forgotten it; 0: it has
+	blind   bool  // its agent reads no kin
 }
 
 // state is a state of the world. It is copied by value; what it points to is never changed.
@@ -117,8 +123,17 @@ type step struct {
 func (w *world) leaf() int16 { return max(w.life, 1) }
 
 func authority(kind document.AuthorityKind, id, root string, as document.AuthorityState) document.Authority {
-	return document.Authority{ID: id, Kind: kind, Root: root, State: as, KeyRef: "mem:" + id}
+	return document.Authority{ID: id, Kind: kind, Root: root, State: as, KeyRef: td.String() + ":" + id}
 }
+
+// certified is the trust domain for which an authority signs, whatever the document says.
+func certified(a *document.Authority) string {
+	domain, _, _ := strings.Cut(a.KeyRef, ":")
+	return domain
+}
+
+// identities are those of consumers, by name. Their namespaces have these names.
+var identities = [people]trust.ID{must(trust.WorkloadID(td, "e", "x")), must(trust.WorkloadID(td, "f", "x")), must(trust.WorkloadID(td, "c", "x"))}
 
 // first is the state in which all is well: everybody holds a leaf of I1.
 func (w *world) first() state {
@@ -137,9 +152,9 @@ func (w *world) first() state {
 		if !w.consumer[x] {
 			continue
 		}
-		s.con[x] = consumer{trust: 1, gen: 1, leaf: 0, until: leafLife, known: 1}
+		s.con[x] = consumer{trust: 1, gen: 1, leaf: 0, until: leafLife, known: 1, blind: w.blind[x]}
 		e := &s.srv[w.servedBy(x)].entries[x][0]
-		*e = entry{known: true, gen: 1, ans: 1, until: leafLife, version: 10}
+		*e = entry{known: true, gen: 1, ans: 1, until: leafLife, version: 10, blind: w.blind[x]}
 		e.held[0] = leafLife
 	}
 	for i := range s.srv {
@@ -165,15 +180,46 @@ func domain(d *document.Document) *document.DomainState { return d.Domains[td.St
 func accepts(d *document.Document) (bits uint8) {
 	for i := range issuerIDs {
 		s := domain(d)
-		if a := s.Get(document.KindIssuer, issuerIDs[i]); a != nil && s.Get(document.KindRoot, a.Root) != nil {
+		if a := s.Get(document.KindIssuer, issuerIDs[i]); a != nil {
+			if r := s.Get(document.KindRoot, a.Root); r != nil && r.DomainOf(s.Present(td)).String() == certified(a) { // roots vouch for their own domain only
+				bits |= 1 << i
+			}
+		}
+	}
+	return bits
+}
+
+// acceptsOwn is likewise, of somebody who reads the roots of one domain only.
+func acceptsOwn(d *document.Document) (bits uint8) {
+	for i, id := range issuerIDs {
+		if s := domain(d); accepts(d)&(1<<i) != 0 && certified(s.Get(document.KindIssuer, id)) == s.Present(td).String() {
 			bits |= 1 << i
 		}
 	}
 	return bits
 }
 
-// signer returns the issuer that signs by a document.
-func signer(d *document.Document) int8 {
+// reads returns the issuers that a consumer accepts with what a server has.
+func (c *consumer) reads(d *document.Document) uint8 {
+	if c.blind {
+		return acceptsOwn(d)
+	}
+	return accepts(d)
+}
+
+// hasKin reports whether the bundle of a document has more than one domain.
+func hasKin(d *document.Document) bool {
+	s := domain(d)
+	return len(s.Former) > 0 || slices.ContainsFunc(s.Authorities, func(a document.Authority) bool {
+		return a.Kind == document.KindRoot && a.DomainOf(s.Present(td)) != s.Present(td)
+	})
+}
+
+// signer returns the issuer that signs by a document for a consumer.
+func signer(d *document.Document, x int) int8 {
+	if second := domain(d).Second(); second != nil && domain(d).Rotation.Gives(identities[x]) {
+		return int8(slices.Index(issuerIDs[:], second.ID))
+	}
 	for i := range issuerIDs {
 		if a := domain(d).Get(document.KindIssuer, issuerIDs[i]); a != nil && a.State == document.StateActive {
 			return int8(i)
@@ -196,7 +242,7 @@ func (w *world) writeNote(s *state, i int) {
 	for x := range v.entries {
 		for life := range v.entries[x] {
 			e := &v.entries[x][life]
-			until, fresh := e.behind(goal), e.confirmed != 0 && (e.confirmed == version(v.doc) || w.rules.settles)
+			until, fresh := e.behind(goal, hasKin(v.doc) && !w.rules.kinless), e.confirmed != 0 && (e.confirmed == version(v.doc) || w.rules.settles)
 			if x < 2 { // an agent keeps the newest generation, and its word of leaves counts if nobody signs with the old issuer any more
 				fresh = goal.Generation != 0 || domain(v.doc).Rotation != nil && e.version >= domain(v.doc).Rotation.Version
 			}
@@ -220,8 +266,8 @@ func (w *world) writeNote(s *state, i int) {
 func hash(x, life int) uint64 { return uint64(2*x + life + 1) }
 
 // behind returns until when a consumer counts as not having reached a goal; -1 if it has.
-func (e *entry) behind(g document.Goal) int16 {
-	if g.Generation != 0 && uint64(e.gen) < g.Generation {
+func (e *entry) behind(g document.Goal, kin bool) int16 {
+	if g.Generation != 0 && (uint64(e.gen) < g.Generation || kin && e.blind) {
 		return e.until
 	}
 	until := int16(-1)
@@ -236,7 +282,7 @@ func (e *entry) behind(g document.Goal) int16 {
 // take is an answer of a server to a consumer: a leaf until some minute, and the roots that the server has.
 func (s *state) take(x, i int, until int16) bool {
 	v, c := &s.srv[i], &s.con[x]
-	by, gen := signer(v.doc), int16(domain(v.doc).Generation)
+	by, gen := signer(v.doc, x), int16(domain(v.doc).Generation)
 	if by < 0 {
 		return false
 	}
@@ -254,12 +300,12 @@ func (s *state) take(x, i int, until int16) bool {
 		}
 		e.ans, c.trust, c.gen = gen, accepts(v.doc), gen
 	} else if gen > c.known {
-		c.trust, c.gen, c.known = accepts(v.doc), gen, gen
+		c.trust, c.gen, c.known = c.reads(v.doc), gen, gen
 	}
 	if c.trust&(1<<by) == 0 {
 		return false // invariant 7: it would not verify
 	}
-	e.known, e.held[by], e.until, e.version = true, max(e.held[by], until), max(e.until, until), v.doc.Version
+	e.known, e.held[by], e.until, e.version, e.blind = true, max(e.held[by], until), max(e.until, until), v.doc.Version, c.blind
 	c.leaf, c.until = by, until
 	return true
 }
@@ -288,7 +334,7 @@ func (w *world) signs(s *state, i int) int16 {
 		return full
 	}
 	until := min(full, announced)
-	if r := domain(v.doc).Rotation; r != nil && !r.NotBefore.IsZero() && (r.Phase == document.PhasePrepare || r.Phase == document.PhaseDistribute) {
+	if r := domain(v.doc).Rotation; r != nil && !r.NotBefore.IsZero() && (r.Phase == document.PhasePrepare || r.Phase == document.PhaseDistribute || r.Phase == document.PhaseIssue) {
 		until = max(until, min(full, int16(r.NotBefore.Sub(epoch)/time.Minute)))
 	}
 	if until <= s.now {
@@ -378,11 +424,17 @@ func add(d *document.Document, m Make) {
 	s := domain(d)
 	s.Generation++
 	under := m.Under
+	enter := func(a document.Authority) {
+		if m := s.Rotation.Migration; m != nil {
+			a.Domain, a.KeyRef = m.To, m.To+":"+a.ID
+		}
+		s.Authorities = append(s.Authorities, a)
+	}
 	if m.Root {
-		s.Authorities = append(s.Authorities, authority(document.KindRoot, "R2", "", document.StatePrepared))
+		enter(authority(document.KindRoot, "R2", "", document.StatePrepared))
 		s.Rotation.ToRoot, under = "R2", "R2"
 	}
-	s.Authorities = append(s.Authorities, authority(document.KindIssuer, "I2", under, document.StatePrepared))
+	enter(authority(document.KindIssuer, "I2", under, document.StatePrepared))
 	s.Rotation.ToIssuer = "I2"
 }
 
@@ -427,7 +479,7 @@ func (w *world) steps(s *state, only string) []step {
 		}
 	}
 	for _, c := range w.commands {
-		if free := c == "resume"; r != nil && (s.orders > 0 || free) {
+		if free := c == "resume" || c == "issue 100"; r != nil && (s.orders > 0 || free) {
 			do(c, func(n *state) bool {
 				if !free {
 					n.orders--
@@ -460,9 +512,18 @@ func (w *world) mortal(s *state) bool {
 	return s.faults > 0 && (strings.Contains(w.kinds, "die") || strings.Contains(w.kinds, "sleep")) || !b.up || b.paused || s.dead(1)
 }
 
-// begin starts a rotation: "root", "issuer", or either with "compromised".
+// begin starts a rotation: "root", "issuer", or either with "compromised"; or "migrate" and a share, or a namespace.
 func (s *state) begin(what string) error {
 	q := Request{Kind: document.KindRoot, Reason: document.ReasonAsked, Actor: "admin", ID: "1"}
+	if who, is := strings.CutPrefix(what, "migrate "); is {
+		q.Migrate = &Target{Domain: newTD}
+		if share, err := strconv.Atoi(who); err == nil {
+			q.Migrate.Share = share
+		} else {
+			q.Migrate.Namespaces = []string{who}
+		}
+		return s.change(func(d *document.Document) error { return Start(d, td, q, at(s.now)) })
+	}
 	kind, compromised := strings.CutSuffix(what, " compromised")
 	if compromised {
 		q.Reason = document.ReasonCompromised
@@ -494,7 +555,13 @@ func (w *world) order(s *state, c string) error {
 	now := at(s.now)
 	return s.change(func(d *document.Document) error {
 		gate, override := strings.CutPrefix(c, "override ")
+		who, issue := strings.CutPrefix(c, "issue ")
 		switch {
+		case issue:
+			if share, err := strconv.Atoi(who); err == nil {
+				return Issue(d, td, "admin", &share, nil, now)
+			}
+			return Issue(d, td, "admin", nil, []string{who}, now)
 		case override:
 			return Override(d, td, document.Override{Gate: gate, Because: "told", Actor: "admin"}, now)
 		case c == "pause":
@@ -605,8 +672,8 @@ func (w *world) consumerSteps(s *state, x int, do func(string, func(*state) bool
 		if w.home[x] != 0 && w.home[x]&(1<<i) == 0 {
 			continue
 		}
-		if c := &s.con[x]; c.until-s.now <= (w.leaf()+1)/2 || c.leaf != signer(v.doc) {
-			if until := w.signs(s, i); until > c.until || until > 0 && x != 2 && c.leaf != signer(v.doc) { // a client that calls sooner tries again: it had no answer
+		if c := &s.con[x]; c.until-s.now <= (w.leaf()+1)/2 || c.leaf != signer(v.doc, x) {
+			if until := w.signs(s, i); until > c.until || until > 0 && x != 2 && c.leaf != signer(v.doc, x) { // a client that calls sooner tries again: it had no answer
 				do(name+" renews "+serverNames[i], func(n *state) bool { return n.take(x, i, until) })
 			}
 		}
@@ -616,7 +683,7 @@ func (w *world) consumerSteps(s *state, x int, do func(string, func(*state) bool
 		if gen := int16(domain(v.doc).Generation); gen > s.con[x].known {
 			do(name+" syncs "+serverNames[i], func(n *state) bool {
 				c := &n.con[x]
-				next := accepts(v.doc)
+				next := c.reads(v.doc)
 				if n.live(x) && next&(1<<c.leaf) == 0 {
 					return false // invariant 7
 				}
@@ -625,6 +692,12 @@ func (w *world) consumerSteps(s *state, x int, do func(string, func(*state) bool
 			})
 		}
 		do(name+" reports "+serverNames[i], func(n *state) bool { return n.report(x, i) })
+	}
+	if s.con[x].blind {
+		do(name+" is updated", func(n *state) bool { // its agent asks for the roots anew
+			n.con[x].blind, n.con[x].known = false, 0
+			return true
+		})
 	}
 	if x < 2 && s.con[x].life == 0 && w.can(s, "forget") {
 		do(name+" loses its table", func(n *state) bool {
@@ -643,7 +716,7 @@ func (s *state) report(x, i int) bool {
 	if !s.live(x) {
 		return false
 	}
-	*e = entry{known: true, gen: c.known, until: c.until, version: s.srv[i].doc.Version}
+	*e = entry{known: true, gen: c.known, until: c.until, version: s.srv[i].doc.Version, blind: c.blind}
 	if c.unknown >= s.now {
 		e.gen = 0
 	}
@@ -670,6 +743,9 @@ func (w *world) check(s *state) {
 		s.bad = "no active issuer under an active root"
 		return
 	}
+	if s.bad = wrongDomain(d, active[document.KindIssuer]); s.bad != "" {
+		return
+	}
 	if d.Rotation == nil && (active[document.KindRoot].Tainted != nil || active[document.KindIssuer].Tainted != nil) {
 		s.bad = "D6: a tainted authority signs, and nothing is under way against it"
 	}
@@ -692,6 +768,23 @@ func (w *world) check(s *state) {
 			s.bad = w.broken(s, x, "the reader")
 		}
 	}
+}
+
+// wrongDomain says if the line is not of the trust domain that it should be: the new one once the old root has left, and not before; or if all
+// get certificates of the new one before an admin says so.
+func wrongDomain(d *document.DomainState, signs *document.Authority) string {
+	r := d.Rotation
+	if r != nil && r.Migration != nil && !r.Back && signs.ID == r.ToIssuer && r.Migration.Share < All {
+		return "everybody gets certificates of the new domain, and no admin said so"
+	}
+	first := d.Get(document.KindRoot, "R1")
+	switch present := d.Present(td).String(); {
+	case first != nil && present != td.String():
+		return fmt.Sprintf("the line is called %s, and its old root is still there", present)
+	case first == nil && present != certified(d.Get(document.KindRoot, "R2")):
+		return fmt.Sprintf("the line is called %s, and its old root is gone", present)
+	}
+	return ""
 }
 
 func (w *world) broken(s *state, x int, who string) string {

@@ -41,23 +41,27 @@ func CertificatePEM(chain, key []byte) *tlsv3.Secret {
 	}}}
 }
 
-// Roots returns a validation context with a bundle's roots and CRLs and, where peers must have one of certain
-// identities, a URI matcher for each.
+// Roots returns a validation context with roots and CRLs and, where peers must have one of certain identities, a URI matcher for each.
 //
 // Envoy looks up leaves only: for issuers it would want a CRL of the root, whose key may be offline. And it refuses all
 // leaves of an issuer without a CRL once there is any, so there is either one for each or none (decision D22).
-func Roots(b *trust.Bundle, peers []string) *tlsv3.Secret {
-	c := &tlsv3.CertificateValidationContext{TrustedCa: inline(trust.EncodeCertificates(RootsOf(b)...))}
-	if crls := b.CRLs().PEM(); len(crls) > 0 {
+func Roots(roots []*x509.Certificate, crls *trust.CRLs, peers []string) *tlsv3.Secret {
+	c := &tlsv3.CertificateValidationContext{TrustedCa: inline(trust.EncodeCertificates(orNobody(roots)...)), MatchTypedSubjectAltNames: matchers(peers)}
+	if crls := crls.PEM(); len(crls) > 0 {
 		c.Crl, c.OnlyVerifyLeafCertCrl = inline(crls), true
 	}
+	return validation(c)
+}
+
+// matchers returns one for each identity.
+func matchers(peers []string) (out []*tlsv3.SubjectAltNameMatcher) {
 	for _, p := range peers {
-		c.MatchTypedSubjectAltNames = append(c.MatchTypedSubjectAltNames, &tlsv3.SubjectAltNameMatcher{
+		out = append(out, &tlsv3.SubjectAltNameMatcher{
 			SanType: tlsv3.SubjectAltNameMatcher_URI,
 			Matcher: &matcherv3.StringMatcher{MatchPattern: &matcherv3.StringMatcher_Exact{Exact: p}},
 		})
 	}
-	return validation(c)
+	return out
 }
 
 // RootsPEM returns a validation context with roots that are in PEM already; there must be at least one.
@@ -67,8 +71,9 @@ func RootsPEM(roots []byte) *tlsv3.Secret {
 
 // RootsByDomain returns Envoy's SPIFFE validator, which verifies each peer against the roots of the peer's own domain
 // and no other. A flat pool of all roots would let any domain vouch for the identities of another (decision D24). It takes
-// no CRLs: Envoy's SPIFFE validator ignores them, and one that is sent would only look as if it worked (decision D23).
-func RootsByDomain(bundles []*trust.Bundle) (*tlsv3.Secret, error) {
+// no CRLs: Envoy's SPIFFE validator ignores them, and one that is sent would only look as if it worked (decision D23). Where peers must have
+// one of certain identities, it has a URI matcher for each.
+func RootsByDomain(bundles []*trust.Bundle, peers []string) (*tlsv3.Secret, error) {
 	cfg := new(tlsv3.SPIFFECertValidatorConfig)
 	for _, b := range bundles {
 		cfg.TrustDomains = append(cfg.TrustDomains, &tlsv3.SPIFFECertValidatorConfig_TrustDomain{
@@ -81,7 +86,8 @@ func RootsByDomain(bundles []*trust.Bundle) (*tlsv3.Secret, error) {
 		return nil, err
 	}
 	return validation(&tlsv3.CertificateValidationContext{
-		CustomValidatorConfig: &corev3.TypedExtensionConfig{Name: "envoy.tls.cert_validator.spiffe", TypedConfig: typed},
+		MatchTypedSubjectAltNames: matchers(peers),
+		CustomValidatorConfig:     &corev3.TypedExtensionConfig{Name: "envoy.tls.cert_validator.spiffe", TypedConfig: typed},
 	}), nil
 }
 
@@ -91,11 +97,13 @@ func Nobody() *tlsv3.Secret { return RootsPEM(trust.EncodeCertificates(nobody())
 // RootsOf returns a bundle's roots for a client. An empty bundle means that nothing of the domain is trusted (Trust
 // Domain and Bundle, section 4), but Envoy takes an empty trusted_ca as leave to verify nothing, and go-spiffe drops
 // a whole message over it; so they get a root that nothing verifies against.
-func RootsOf(b *trust.Bundle) []*x509.Certificate {
-	if len(b.Roots()) == 0 {
+func RootsOf(b *trust.Bundle) []*x509.Certificate { return orNobody(b.Roots()) }
+
+func orNobody(roots []*x509.Certificate) []*x509.Certificate {
+	if len(roots) == 0 {
 		return []*x509.Certificate{nobody()}
 	}
-	return b.Roots()
+	return roots
 }
 
 // nobody is the certificate of a CA whose key is forgotten as soon as it is made, so that nothing can ever verify

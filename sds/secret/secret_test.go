@@ -18,12 +18,12 @@ func TestEmptyBundleTrustsNobody(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	roots := Roots(empty, nil).GetValidationContext().GetTrustedCa().GetInlineBytes()
+	roots := Roots(nil, nil, nil).GetValidationContext().GetTrustedCa().GetInlineBytes()
 	certs, err := trust.ParseCertificates(roots) // Envoy verifies nothing if trusted_ca is empty
 	if err != nil || len(certs) != 1 || !certs[0].IsCA {
 		t.Fatalf("roots of an empty bundle: %v, %v", certs, err)
 	}
-	all, err := RootsByDomain([]*trust.Bundle{empty})
+	all, err := RootsByDomain([]*trust.Bundle{empty}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

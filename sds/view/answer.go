@@ -99,10 +99,8 @@ func known(version string, build func() (*tlsv3.Secret, error)) Answer {
 func (v *View) Answer(f *files.Watcher, name string) Answer {
 	switch k := KindOf(name); k {
 	case KindDefault, KindIdentity:
-		for _, id := range v.Identities {
-			if k == KindDefault || id.ID.String() == name {
-				return identityAnswer(id)
-			}
+		if id := v.identity(name); id != nil {
+			return identityAnswer(id)
 		}
 		if len(v.Identities) == 0 {
 			return Answer{Standing: Pending}
@@ -118,6 +116,26 @@ func (v *View) Answer(f *files.Watcher, name string) Answer {
 	return Answer{}
 }
 
+// identity returns the identity that a name stands for. Those of the same path in all of the authority's trust domains are one: a name in
+// the old domain of a migration stands for what has taken its place.
+func (v *View) identity(name string) *trust.Identity {
+	for _, id := range v.Identities {
+		if name == NameDefault || id.ID.String() == name {
+			return id
+		}
+	}
+	asked, err := trust.ParseID(name)
+	if err != nil || v.Own().Of(asked.Domain()) == nil {
+		return nil
+	}
+	for _, id := range v.Identities {
+		if v.Own().Of(id.ID.Domain()) != nil && id.ID.WithDomain(asked.Domain()) == asked {
+			return id
+		}
+	}
+	return nil
+}
+
 func identityAnswer(id *trust.Identity) Answer {
 	a := known(secret.Version("identity", RawOf(id.Chain)...), func() (*tlsv3.Secret, error) {
 		return secret.Certificate(id.Chain, id.Key)
@@ -129,56 +147,138 @@ func identityAnswer(id *trust.Identity) Answer {
 func contextAnswer(v *View, k Kind, name string) Answer {
 	switch k {
 	case KindAll:
-		return allAnswer(v.Bundles)
+		return allAnswer(v.trusted())
 	case KindDomain:
-		for _, b := range v.Bundles {
-			if b.Domain().URI() == name {
-				return rootsAnswer(b, nil)
+		for _, b := range v.domains() {
+			switch {
+			case b.Domain().URI() != name:
+			case v.isFormer(b):
+				return NobodyAnswer
+			default:
+				return rootsAnswer(b.Roots(), b.CRLs(), nil)
 			}
 		}
 		return Answer{}
 	case KindService:
-		ids := v.Naming[strings.TrimPrefix(name, PrefixService)]
-		if len(ids) == 0 { // a context without matchers would accept every identity of the domain
-			return Answer{}
-		}
-		return rootsAnswer(v.Own(), ids)
+		return serviceAnswer(v, strings.TrimPrefix(name, PrefixService))
 	}
-	return rootsAnswer(v.Own(), nil)
+	return rootsAnswer(v.Own().All(), v.Own().CRLs(), nil)
 }
 
-// rootsAnswer is a plain validation context: the roots and CRLs of one domain and, for a service, its identities.
+// IsService reports whether a name is one of a service, and which.
+func IsService(name string) (service string, ok bool) {
+	service, ok = strings.CutPrefix(name, PrefixService)
+	ns, rest, slash := strings.Cut(service, "/")
+	return service, ok && slash && ns != "" && rest != "" && !strings.Contains(rest, "/")
+}
+
+// parties are the identities that may serve a service, by what vouches for them.
+type parties struct {
+	own     []string        // of the own trust domains,
+	foreign []string        // and of others,
+	bundles []*trust.Bundle // whose bundles these are
+}
+
+// servedBy sorts the identities of a service. Of the own trust domains each stands for those of the same path in the others; of foreign
+// ones of which nothing is known none counts.
+func (v *View) servedBy(ids []trust.ID) (p parties) {
+	own := v.Own()
+	for _, id := range ids {
+		if own.Of(id.Domain()) != nil {
+			p.own = append(p.own, id.String(), id.WithDomain(own.Domain()).String())
+			for _, k := range own.Kin() {
+				if !v.isFormer(k) {
+					p.own = append(p.own, id.WithDomain(k.Domain()).String())
+				}
+			}
+			continue
+		}
+		i := slices.IndexFunc(v.Bundles, func(b *trust.Bundle) bool { return b.Domain() == id.Domain() && len(b.Roots()) > 0 })
+		if i < 0 {
+			continue
+		}
+		p.foreign = append(p.foreign, id.String())
+		if !slices.Contains(p.bundles, v.Bundles[i]) {
+			p.bundles = append(p.bundles, v.Bundles[i])
+		}
+	}
+	slices.Sort(p.own)
+	slices.Sort(p.foreign)
+	p.own, p.foreign = slices.Compact(p.own), slices.Compact(p.foreign)
+	return p
+}
+
+// serviceAnswer is a context that takes the identities of a service and nobody else. One without matchers would take every identity, so
+// where nobody may serve it, it takes nobody.
+//
+// In a plain context each root vouches for each matcher. So that of a service with identities of the own trust domains has the own roots,
+// and matchers for these alone; one with foreign identities only is the SPIFFE validator, which binds roots to domains, with matchers
+// (decisions D23 and D24).
+func serviceAnswer(v *View, service string) Answer {
+	ids, known := v.Naming[service]
+	if _, is := IsService(PrefixService + service); !known && v.Asks && is {
+		return Answer{Standing: Pending}
+	}
+	if !known {
+		return Answer{}
+	}
+	p := v.servedBy(ids)
+	switch {
+	case len(p.own) > 0:
+		return rootsAnswer(v.Own().All(), v.Own().CRLs(), p.own)
+	case len(p.foreign) > 0:
+		return spiffeAnswer(p.bundles, p.foreign)
+	}
+	return NobodyAnswer
+}
+
+// LeftOut returns the identities of a service that its context does not take: those of foreign trust domains, where it has some of the own,
+// and where nothing is known of their domain.
+func (v *View) LeftOut(service string) (out []string) {
+	if v.Own() == nil {
+		return nil
+	}
+	p := v.servedBy(v.Naming[service])
+	for _, id := range v.Naming[service] {
+		text := id.String()
+		if v.Own().Of(id.Domain()) == nil && (len(p.own) > 0 || !slices.Contains(p.foreign, text)) {
+			out = append(out, text)
+		}
+	}
+	return out
+}
+
+// rootsAnswer is a plain validation context: roots and CRLs and, for a service, its identities.
 //
 // ROOTCA and spiffe://TD carry no SAN matchers, and never may: Envoy joins this context with its cluster's
 // default_validation_context by MergeFrom, which appends repeated fields, and matchers are alternatives. A matcher
 // sent from here would not narrow the one in Envoy's configuration but widen it.
-func rootsAnswer(b *trust.Bundle, ids []trust.ID) Answer {
-	peers := make([]string, len(ids))
-	for i, id := range ids {
-		peers[i] = id.String()
-	}
-	slices.Sort(peers)
-	peers = slices.Compact(peers)
-	parts := RawOf(b.Roots())
+func rootsAnswer(roots []*x509.Certificate, crls *trust.CRLs, peers []string) Answer {
+	parts := RawOf(roots)
 	for _, p := range peers {
 		parts = append(parts, []byte("san:"+p))
 	}
-	parts = AppendCRLs(parts, b)
+	parts = appendCRLs(parts, crls)
 	return known(secret.Version("roots", parts...), func() (*tlsv3.Secret, error) {
-		return secret.Roots(b, peers), nil
+		return secret.Roots(roots, crls, peers), nil
 	})
 }
 
 // AppendCRLs appends what stands for a bundle's CRLs; nothing where there are none.
-func AppendCRLs(parts [][]byte, b *trust.Bundle) [][]byte {
-	if b.CRLs() == nil {
+func AppendCRLs(parts [][]byte, b *trust.Bundle) [][]byte { return appendCRLs(parts, b.CRLs()) }
+
+func appendCRLs(parts [][]byte, c *trust.CRLs) [][]byte {
+	if c == nil {
 		return parts
 	}
-	sum := b.CRLs().Sum()
+	sum := c.Sum()
 	return append(parts, append([]byte("crls:"), sum[:]...))
 }
 
-func allAnswer(bundles []*trust.Bundle) Answer {
+func allAnswer(bundles []*trust.Bundle) Answer { return spiffeAnswer(bundles, nil) }
+
+// spiffeAnswer is Envoy's SPIFFE validator, with matchers where there are any.
+func spiffeAnswer(bundles []*trust.Bundle, peers []string) Answer {
 	sorted := slices.SortedFunc(slices.Values(bundles), func(a, b *trust.Bundle) int {
 		return strings.Compare(a.Domain().String(), b.Domain().String())
 	})
@@ -187,8 +287,11 @@ func allAnswer(bundles []*trust.Bundle) Answer {
 		parts = append(parts, []byte("domain:"+b.Domain().String()))
 		parts = append(parts, RawOf(b.Roots())...)
 	}
+	for _, p := range peers {
+		parts = append(parts, []byte("san:"+p))
+	}
 	return known(secret.Version("all", parts...), func() (*tlsv3.Secret, error) {
-		return secret.RootsByDomain(sorted)
+		return secret.RootsByDomain(sorted, peers)
 	})
 }
 

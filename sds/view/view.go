@@ -4,7 +4,12 @@
 // It refuses to answer with a validation context that would accept anybody, and knows of no streams.
 package view
 
-import "github.com/chancery-project/chancery/trust"
+import (
+	"slices"
+	"strings"
+
+	"github.com/chancery-project/chancery/trust"
+)
 
 // View is all that one caller may see at one moment. It is immutable (invariant 6).
 type View struct {
@@ -15,17 +20,20 @@ type View struct {
 	// Hints tells the identities apart for the workload (Workload API, "hint"); parallel to Identities or shorter.
 	Hints []string
 
-	// Bundles of all trusted domains with their CRLs, the caller's own first.
+	// Bundles of all trusted domains with their CRLs: the caller's own first, with its kin, then foreign ones.
 	Bundles []*trust.Bundle
 
-	// Naming maps a service, "NS/NAME", to the identities that may serve it.
+	// Naming maps a service, "NS/NAME", to the identities that may serve it; nobody may where there are none.
 	Naming map[string][]trust.ID
+
+	// Asks says that whoever may serve another service is being asked for. If not, there is no such service.
+	Asks bool
 
 	// Generation grows with each change of the view.
 	Generation uint64
 }
 
-// Own returns the bundle of the caller's own trust domain; nil if there is none yet.
+// Own returns the bundle of the caller's own trust domain with its kin; nil if there is none yet.
 func (v *View) Own() *trust.Bundle {
 	if len(v.Bundles) == 0 {
 		return nil
@@ -33,12 +41,40 @@ func (v *View) Own() *trust.Bundle {
 	return v.Bundles[0]
 }
 
-// BundleOf returns the bundle that an identity's peers verify it against.
+// domains returns the bundles of all trust domains one by one: the own ones first, of which former ones have no roots, then foreign ones.
+// No foreign one is one of the own (decision D24).
+func (v *View) domains() []*trust.Bundle {
+	if v.Own() == nil {
+		return nil
+	}
+	out := append([]*trust.Bundle{v.Own()}, v.Own().Kin()...)
+	for _, b := range v.Bundles[1:] {
+		if v.Own().Of(b.Domain()) == nil {
+			out = append(out, b)
+		}
+	}
+	return out
+}
+
+// trusted returns those of the domains that anything is trusted of, or may be again: former ones are left out.
+func (v *View) trusted() []*trust.Bundle {
+	return slices.DeleteFunc(v.domains(), func(b *trust.Bundle) bool { return v.isFormer(b) })
+}
+
+// isFormer reports whether a bundle is that of a trust domain that the own one was before.
+func (v *View) isFormer(b *trust.Bundle) bool {
+	return len(b.Roots()) == 0 && b.Domain() != v.Own().Domain() && v.Own().Of(b.Domain()) != nil
+}
+
+// BundleOf returns the bundle that an identity's peers verify it against: that of its own trust domain alone.
 func (v *View) BundleOf(id *trust.Identity) *trust.Bundle {
-	for _, b := range v.Bundles {
+	for _, b := range v.domains() {
 		if b.Domain() == id.ID.Domain() {
 			return b
 		}
+	}
+	if b := id.Bundle.Of(id.ID.Domain()); b != nil {
+		return b
 	}
 	return id.Bundle
 }
@@ -58,13 +94,23 @@ func (v *View) Hint(i int) string {
 }
 
 // TrustsOwn reports whether a name is that of a validation context with the roots of the caller's own trust domain: what the caller
-// acknowledges of it says which generation of the bundle it has.
+// acknowledges of it says which generation of the bundle it has. During a migration a context of one of the two domains says that of none.
 func (v *View) TrustsOwn(name string) bool {
+	own := v.Own()
 	switch k := KindOf(name); k {
-	case KindRoots, KindAll, KindService:
+	case KindRoots, KindAll:
 		return true
+	case KindService:
+		return own == nil || len(v.servedBy(v.Naming[strings.TrimPrefix(name, PrefixService)]).own) > 0
 	case KindDomain:
-		return v.Own() != nil && v.Own().Domain().URI() == name
+		if own == nil {
+			return false
+		}
+		for _, b := range append([]*trust.Bundle{own}, own.Kin()...) {
+			if b.Domain().URI() == name {
+				return len(b.Roots()) == len(own.All())
+			}
+		}
 	}
 	return false
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"crypto/x509"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/spiffe/go-spiffe/v2/proto/spiffe/workload"
@@ -32,7 +33,7 @@ func SVIDVersion(v *View) string {
 // SVIDResponse is what FetchX509SVID sends.
 func SVIDResponse(v *View) (*workload.X509SVIDResponse, error) {
 	resp := &workload.X509SVIDResponse{FederatedBundles: make(map[string][]byte), Crl: crlsOf(v)}
-	for _, b := range v.Bundles {
+	for _, b := range v.trusted() {
 		resp.FederatedBundles[b.Domain().URI()] = trust.ConcatDER(secret.RootsOf(b))
 	}
 	for i, id := range v.Identities {
@@ -53,7 +54,7 @@ func SVIDResponse(v *View) (*workload.X509SVIDResponse, error) {
 	return resp, nil
 }
 
-// crlsOf returns the CRLs of all domains. The Workload API has one list for all of them.
+// crlsOf returns the CRLs of all domains; kin share theirs. The Workload API has one list for all of them.
 func crlsOf(v *View) [][]byte {
 	var out [][]byte
 	for _, b := range v.Bundles {
@@ -68,7 +69,7 @@ func BundlesVersion(v *View) string {
 		return ""
 	}
 	var parts [][]byte
-	for _, b := range v.Bundles {
+	for _, b := range v.trusted() {
 		parts = AppendCRLs(append(parts, []byte(b.Domain().URI()), b.DER()), b)
 	}
 	return secret.Version("bundles", parts...)
@@ -77,7 +78,7 @@ func BundlesVersion(v *View) string {
 // BundlesResponse is what FetchX509Bundles sends.
 func BundlesResponse(v *View) (*workload.X509BundlesResponse, error) {
 	resp := &workload.X509BundlesResponse{Bundles: make(map[string][]byte, len(v.Bundles)), Crl: crlsOf(v)}
-	for _, b := range v.Bundles {
+	for _, b := range v.trusted() {
 		resp.Bundles[b.Domain().URI()] = trust.ConcatDER(secret.RootsOf(b))
 	}
 	return resp, nil
@@ -92,22 +93,23 @@ func WorkloadVersion(id *trust.Identity) string {
 	return secret.Version("identity", RawOf(id.Chain)...)
 }
 
-// HasRoot reports whether a bundle has the root with a subject key identifier.
+// HasRoot reports whether a bundle, or one of its kin, has the root with a subject key identifier.
 func HasRoot(b *trust.Bundle, id []byte) bool {
-	if b == nil {
-		return false
-	}
-	for _, r := range b.Roots() {
-		if bytes.Equal(r.SubjectKeyId, id) {
-			return true
-		}
-	}
-	return false
+	return b != nil && hasRoot(b.All(), id)
 }
 
-// StillWorks reports whether peers that have the bundle take an SVID, and will for a while.
+// StillWorks reports whether peers that have the bundle take an SVID, and will for a while. Only the roots of its own trust domain vouch
+// for it.
 func StillWorks(chain []*x509.Certificate, b *trust.Bundle, now time.Time) bool {
 	leaf := chain[0]
+	id, err := trust.LeafID(leaf)
+	if err != nil || b.Of(id.Domain()) == nil {
+		return false
+	}
 	margin := leaf.NotAfter.Sub(leaf.NotBefore) / lastPart
-	return now.Before(leaf.NotAfter.Add(-margin)) && HasRoot(b, chain[len(chain)-1].AuthorityKeyId) && b.CRLs().Check(leaf) == nil
+	return now.Before(leaf.NotAfter.Add(-margin)) && hasRoot(b.Of(id.Domain()).Roots(), chain[len(chain)-1].AuthorityKeyId) && b.CRLs().Check(leaf) == nil
+}
+
+func hasRoot(roots []*x509.Certificate, id []byte) bool {
+	return slices.ContainsFunc(roots, func(r *x509.Certificate) bool { return bytes.Equal(r.SubjectKeyId, id) })
 }

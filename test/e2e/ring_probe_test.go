@@ -28,6 +28,8 @@ type spiffeProbe struct {
 	agent  *Agent
 	source *workloadapi.X509Source
 	end    func()
+	// domains are the trust domains whose roots it may have.
+	domains []string
 
 	mu    sync.Mutex // guards what follows
 	all   probeReport
@@ -47,7 +49,10 @@ const probePace = 100 * time.Millisecond
 func (r *ring) startProbe(ns string) {
 	r.t.Helper()
 	pod, agent := r.member(ns, "probe")
-	p := &spiffeProbe{id: pod.SPIFFEID(trustDomain), agent: agent}
+	p := &spiffeProbe{id: pod.SPIFFEID(trustDomain), agent: agent, domains: []string{trustDomain}}
+	if r.cfg.Also != "" {
+		p.domains = append(p.domains, r.cfg.Also)
+	}
 	ctx, cancel := context.WithTimeout(r.t.Context(), 30*time.Second)
 	defer cancel()
 	var err error
@@ -55,7 +60,11 @@ func (r *ring) startProbe(ns string) {
 		r.t.Fatalf("go-spiffe: %v", err)
 	}
 	target := r.nodes[probeTarget]
-	config := tlsconfig.MTLSClientConfig(p.source, p.source, tlsconfig.AuthorizeID(spiffeid.RequireFromString(target.id)))
+	var peers []spiffeid.ID
+	for _, name := range r.names(target.id) {
+		peers = append(peers, spiffeid.RequireFromString(name))
+	}
+	config := tlsconfig.MTLSClientConfig(p.source, p.source, tlsconfig.AuthorizeOneOf(peers...))
 	client := &http.Client{Timeout: ringPatience, Transport: &http.Transport{
 		DisableKeepAlives: true,
 		DialTLSContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
@@ -162,15 +171,20 @@ func (p *spiffeProbe) trusts(t testing.TB, id string, chain []*x509.Certificate)
 	return err
 }
 
-// rootIDs returns the IDs of the roots that the program has.
+// rootIDs returns the IDs of the roots that the program has, of all domains.
 func (p *spiffeProbe) rootIDs(t testing.TB) (ids []string) {
 	t.Helper()
-	bundle, err := p.source.GetX509BundleForTrustDomain(spiffeid.RequireTrustDomainFromString(trustDomain))
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, root := range bundle.X509Authorities() {
-		ids = append(ids, fmt.Sprintf("%x", root.SubjectKeyId))
+	for _, domain := range p.domains {
+		bundle, err := p.source.GetX509BundleForTrustDomain(spiffeid.RequireTrustDomainFromString(domain))
+		if err != nil && len(p.domains) == 1 {
+			t.Fatal(err)
+		}
+		if err != nil { // none yet, or none any more
+			continue
+		}
+		for _, root := range bundle.X509Authorities() {
+			ids = append(ids, fmt.Sprintf("%x", root.SubjectKeyId))
+		}
 	}
 	slices.Sort(ids)
 	return ids

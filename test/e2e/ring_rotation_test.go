@@ -84,7 +84,13 @@ func (j *rotationJSON) gate(name string) gateJSON {
 // rotate runs `chancery rotate ARGS...` on one server.
 func (r *ring) rotate(server int, args ...string) (stdout, stderr string, err error) {
 	r.t.Helper()
-	return Run(r.t, "", append(append([]string{"rotate"}, args...), "-c", r.servers[server].Config)...)
+	return r.run(server, append([]string{"rotate"}, args...)...)
+}
+
+// run runs a command about one server.
+func (r *ring) run(server int, args ...string) (stdout, stderr string, err error) {
+	r.t.Helper()
+	return Run(r.t, "", append(slices.Clip(args), "-c", r.servers[server].Config)...)
 }
 
 // mustRotate is rotate for what should succeed.
@@ -212,13 +218,19 @@ func (r *ring) rotation() (now *document.Rotation, last *document.PastRotation, 
 // begin starts a rotation and returns its ID.
 func (r *ring) begin(args ...string) string {
 	r.t.Helper()
+	return r.beginBy(append([]string{"rotate", "start"}, args...)...)
+}
+
+// beginBy starts what is under way from then on by some command, and returns its ID.
+func (r *ring) beginBy(args ...string) string {
+	r.t.Helper()
 	_, before, err := r.rotation()
 	if err != nil {
 		r.t.Fatal(err)
 	}
-	stdout, stderr, err := r.rotate(r.admin, append([]string{"start", "-o", "json"}, args...)...)
+	stdout, stderr, err := r.run(r.admin, append(slices.Clip(args), "-o", "json")...)
 	if err != nil {
-		r.t.Fatalf("rotate start %v: %v: %s", args, err, stderr)
+		r.t.Fatalf("%v: %v: %s", args, err, stderr)
 	}
 	var id string
 	Eventually(r.t, 10*time.Second, "the rotation is in the document", func() error {
@@ -237,7 +249,7 @@ func (r *ring) begin(args ...string) string {
 	})
 	s := new(rotationStatus)
 	if err := json.Unmarshal([]byte(stdout), s); err != nil || s.Rotation == nil || s.Rotation.ID != id {
-		r.t.Errorf("rotate start prints %v: %s; want rotation %s", err, stdout, id)
+		r.t.Errorf("%v prints %v: %s; want rotation %s", args, err, stdout, id)
 	}
 	r.t.Logf("%s: rotation %s: %v", r.at(), id, args)
 	return id

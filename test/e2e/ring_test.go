@@ -43,7 +43,11 @@ type ringConfig struct {
 	TTL   time.Duration // of all SVIDs; 0: ringTTL
 	Pilot bool          // with an Istio agent
 	Nodes int           // 0: 4
-	Kill  time.Duration // mean time between two kills while a rotation is under way; 0: nobody is killed
+	// Also is another trust domain, whose identities everybody admits beside those of the same path; every other Envoy is of another namespace
+	// then. Empty: there is none.
+	Also    string
+	Servers int           // 0: ringServers
+	Kill    time.Duration // mean time between two kills while a rotation is under way; 0: nobody is killed
 }
 
 const (
@@ -96,11 +100,14 @@ func (c *upstreamCount) add(xfcc string) {
 	c.last[id][issuer]++
 }
 
-// of returns how many requests came from an ID, those of the test itself left out.
-func (c *upstreamCount) of(id string) (n int, bad []string) {
+// of returns how many requests came from an identity by its names, those of the test itself left out.
+func (c *upstreamCount) of(names ...string) (n int, bad []string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.from[id] - c.ours[id], slices.Clone(c.bad)
+	for _, id := range names {
+		n += c.from[id] - c.ours[id]
+	}
+	return n, slices.Clone(c.bad)
 }
 
 // own notes that the test has sent a request itself, and was answered.
@@ -219,6 +226,9 @@ func startRing(t *testing.T, cfg ringConfig) *ring {
 	if cfg.Nodes == 0 {
 		cfg.Nodes = 4
 	}
+	if cfg.Servers == 0 {
+		cfg.Servers = ringServers
+	}
 	r := &ring{t: t, cfg: cfg, k: SharedKube(t), store: postgresStore(t), started: time.Now()}
 	r.killer = newKiller(r)
 	r.watchMachine()
@@ -256,12 +266,12 @@ func (r *ring) watchMachine() {
 	r.t.Cleanup(func() { cancel(); wg.Wait() })
 }
 
-// startServers starts three of them on one store.
+// startServers starts them on one store.
 func (r *ring) startServers() {
 	r.t.Helper()
 	cluster := r.k.StaticCluster(r.t)
 	r.sealing = filepath.Join(SocketDir(r.t), "key")
-	for i := range ringServers {
+	for i := range r.cfg.Servers {
 		state := maps.Clone(r.store.state)
 		state["sealingKey"], state["replica"] = r.sealing, fmt.Sprintf("chancery-%d", i)
 		config := serverYAML{
@@ -303,22 +313,45 @@ func (r *ring) member(ns, name string) (Pod, *Agent) {
 // startNodes starts the Envoys, once all know whom they will have for neighbours.
 func (r *ring) startNodes(ns string) {
 	r.t.Helper()
-	sockets := SocketDir(r.t)
+	sockets, others := SocketDir(r.t), ns
+	if r.cfg.Also != "" {
+		others = r.k.Namespace(r.t, "others")
+	}
 	for i := range r.cfg.Nodes {
-		pod, agent := r.member(ns, fmt.Sprintf("ring-%d", i))
+		of := ns
+		if i%2 == 1 {
+			of = others
+		}
+		pod, agent := r.member(of, fmt.Sprintf("ring-%d", i))
 		r.nodes = append(r.nodes, &ringNode{
 			pod: pod, id: pod.SPIFFEID(trustDomain), agent: agent, inbound: filepath.Join(sockets, fmt.Sprintf("in-%d", i)), seen: newUpstreamCount(),
 		})
 	}
 	for i, n := range r.nodes {
 		left, right := r.nodes[(i+len(r.nodes)-1)%len(r.nodes)], r.nodes[(i+1)%len(r.nodes)]
-		in := EnvoyConfig{SDSSocket: n.agent.Socket, PeerURI: left.id, OtherURIs: r.guests(ns, i), Upstream: startEcho(r.t, n.seen.add)}
-		out := EnvoyConfig{SDSSocket: n.agent.Socket, PeerURI: right.id, Upstream: right.inbound}
+		in := EnvoyConfig{SDSSocket: n.agent.Socket, PeerURI: left.id, OtherURIs: r.others(append([]string{left.id}, r.guests(ns, i)...)), Upstream: startEcho(r.t, n.seen.add)}
+		out := EnvoyConfig{SDSSocket: n.agent.Socket, PeerURI: right.id, OtherURIs: r.others([]string{right.id}), Upstream: right.inbound}
 		n.Envoy = startRingEnvoy(r.t, fmt.Sprintf("ring-%d", i), n.inbound, in, out)
 	}
 	for _, n := range r.nodes {
 		n.WaitReady(r.t, 30*time.Second)
 	}
+}
+
+// names are those of an identity in each trust domain, the first one first.
+func (r *ring) names(id string) []string {
+	if r.cfg.Also == "" {
+		return []string{id}
+	}
+	return []string{id, strings.Replace(id, "//"+trustDomain+"/", "//"+r.cfg.Also+"/", 1)}
+}
+
+// others are the names of some identities, but for the first.
+func (r *ring) others(ids []string) (all []string) {
+	for _, id := range ids {
+		all = append(all, r.names(id)...)
+	}
+	return all[1:]
 }
 
 // guests are those besides its neighbour that an Envoy of the ring admits.
@@ -426,7 +459,7 @@ func (r *ring) noneLost() {
 	sent := 0
 	for _, l := range r.loads {
 		report := l.Stop()
-		arrived, bad := l.to.seen.of(l.id)
+		arrived, bad := l.to.seen.of(r.names(l.id)...)
 		sent += report.OK + report.Failed
 		r.t.Logf("%s: sent %d, answered %d, failed %d; arrived %d; %d and %d certificates", l.name, report.OK+report.Failed, report.OK, report.Failed,
 			arrived, len(report.ClientSerials), len(report.ServerSerials))
@@ -435,7 +468,7 @@ func (r *ring) noneLost() {
 		}
 	}
 	report := r.probe.stop()
-	arrived, _ := r.nodes[probeTarget].seen.of(r.probe.id)
+	arrived, _ := r.nodes[probeTarget].seen.of(r.names(r.probe.id)...)
 	r.t.Logf("go-spiffe: sent %d, answered %d, failed %d; arrived %d", report.sent, report.ok, report.sent-report.ok, arrived)
 	if report.ok != report.sent || report.ok == 0 || arrived != report.ok {
 		r.t.Errorf("go-spiffe: %d of %d requests failed, %d arrived: %q", report.sent-report.ok, report.sent, arrived, report.errors)

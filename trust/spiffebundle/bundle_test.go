@@ -406,3 +406,34 @@ func FuzzParseMap(f *testing.F) {
 		}
 	})
 }
+
+// What docs/spiffe.md says of go-spiffe 2.9 is so: it refuses whole bundles for entries that a client must ignore.
+func TestGoSPIFFERefusesWhatMustBeIgnored(t *testing.T) {
+	a, b := ecRoot(t, "a"), ecRoot(t, "b")
+	for name, entry := range map[string]string{
+		"a key type that is not known": `{"kty":"XYZ","use":"x509-svid"}`, "x5c empty": `{"kty":"EC","use":"x509-svid","crv":"P-256","x":"AA","y":"AA","x5c":[]}`, "x5c of two": x5c("", a, b),
+	} {
+		data := []byte(keys(x5c(`,"crv":"P-256"`+ecPoint(t, b), b), entry))
+		if got, err := Parse(domain(t, "td"), data); err != nil || len(got.Roots) == 0 {
+			t.Errorf("%s: %v", name, err)
+		}
+		if _, err := gospiffe.Parse(spiffeid.RequireTrustDomainFromString("td"), data); err == nil {
+			t.Errorf("%s: go-spiffe takes it; docs/spiffe.md says otherwise", name)
+		}
+	}
+	if _, err := gospiffe.Parse(spiffeid.RequireTrustDomainFromString("td"), []byte(keys(x5c(`,"crv":"P-256"`+ecPoint(t, b), b)))); err != nil {
+		t.Errorf("go-spiffe refuses it for another reason: %v", err)
+	}
+	if data, err := gospiffe.New(spiffeid.RequireTrustDomainFromString("td")).Marshal(); err != nil || !bytes.Contains(data, []byte(`"keys":null`)) {
+		t.Errorf("an empty bundle of go-spiffe: %s, %v; docs/spiffe.md says that its keys are null", data, err)
+	}
+}
+
+func ecPoint(t *testing.T, c *x509.Certificate) string {
+	t.Helper()
+	j, err := publicKey(c.PublicKey)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return `,"x":"` + j.X + `","y":"` + j.Y + `"`
+}

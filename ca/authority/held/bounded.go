@@ -28,7 +28,7 @@ type cut struct {
 // bundle, without this replica having heard of it: what it signs must have ended by then. If that is too soon, ca.ErrNotReady.
 func (h *Issuers) Bounded(i *ca.Issuer, state *document.DomainState, confirmed, now time.Time) (*ca.Issuer, error) {
 	r := state.Rotation
-	if now.Sub(confirmed) <= maxStale || r == nil || r.FromRoot == "" || r.Phase != document.PhasePrepare && r.Phase != document.PhaseDistribute {
+	if now.Sub(confirmed) <= maxStale || r == nil || r.FromRoot == "" || r.Phase != document.PhasePrepare && r.Phase != document.PhaseDistribute && r.Phase != document.PhaseIssue {
 		return i, nil
 	}
 	if x := state.Get(document.KindIssuer, i.SKI()); x == nil || x.RootID() != r.FromRoot {

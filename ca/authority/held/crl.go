@@ -30,7 +30,7 @@ type CRLSigner struct {
 // CRLSigners returns the issuers whose CRLs verifiers need, one for each name and key.
 func (h *Issuers) CRLSigners(ctx context.Context, doc *document.Document) ([]CRLSigner, error) {
 	c := h.config
-	state := doc.Domains[c.Domain.String()]
+	state := doc.Of(c.Domain)
 	if state == nil {
 		return nil, fmt.Errorf("the authority document has nothing for trust domain %s", c.Domain)
 	}

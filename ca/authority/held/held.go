@@ -88,7 +88,7 @@ func (h *Issuers) Is(i *ca.Issuer, doc *document.Document, x *document.Authority
 		return false
 	}
 	bundle, err := doc.Bundle(h.config.Domain)
-	return err == nil && bundle.SameRoots(i.Bundle()) && bundle.Generation() == i.Bundle().Generation()
+	return err == nil && x.DomainOf(bundle.Domain()) == i.Domain() && bundle.SameRoots(i.Bundle()) && bundle.Generation() == i.Bundle().Generation()
 }
 
 // Check is done before a document names an issuer: one that fails it must not be what the next start finds.
@@ -128,7 +128,7 @@ func (h *Issuers) Open(ctx context.Context, d *document.Document, x *document.Au
 	if err != nil {
 		return Issuer{}, err
 	}
-	issuer, err := ca.NewIssuer(ca.IssuerConfig{Domain: c.Domain, Key: key, Chain: chain, Bundle: bundle, LogID: c.LogID(), Log: c.Log})
+	issuer, err := ca.NewIssuer(ca.IssuerConfig{Domain: x.DomainOf(bundle.Domain()), Key: key, Chain: chain, Bundle: bundle, LogID: c.LogID(), Log: c.Log})
 	return Issuer{issuer, key}, err
 }
 
@@ -149,7 +149,7 @@ func (h *Issuers) Try(ctx context.Context, next *document.Document, x *document.
 // TryOut makes the issuer as a server would, lints what it would sign under each profile, and has its key sign.
 func (h *Issuers) TryOut(key crypto.Signer, b *trust.Bundle, chain []*x509.Certificate) error {
 	c := h.config
-	issuer, err := ca.NewIssuer(ca.IssuerConfig{Domain: c.Domain, Key: key, Chain: chain, Bundle: b, LogID: c.LogID(), Log: c.Log})
+	issuer, err := ca.NewIssuer(ca.IssuerConfig{Domain: b.Domain(), Key: key, Chain: chain, Bundle: b, LogID: c.LogID(), Log: c.Log})
 	if err != nil {
 		return err
 	}

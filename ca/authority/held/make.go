@@ -13,6 +13,7 @@ import (
 	"github.com/chancery-project/chancery/ca/audit"
 	"github.com/chancery-project/chancery/ca/document"
 	"github.com/chancery-project/chancery/ca/keys"
+	"github.com/chancery-project/chancery/trust"
 )
 
 // This file makes keys, and issuers with them.
@@ -45,7 +46,7 @@ func (h *Issuers) Root(ctx context.Context, d *document.Document, id string) (*c
 		return nil, nil, err
 	}
 	if id != "" {
-		if root = d.Domains[c.Domain.String()].Get(document.KindRoot, id); root == nil {
+		if root = d.State(c.Domain).Get(document.KindRoot, id); root == nil {
 			return nil, nil, fmt.Errorf("the authority document has no root %s", id)
 		}
 	}
@@ -69,7 +70,7 @@ func (h *Issuers) Root(ctx context.Context, d *document.Document, id string) (*c
 	if err != nil {
 		return nil, nil, err
 	}
-	signer, err := ca.NewIssuer(ca.IssuerConfig{Domain: c.Domain, Key: key, Chain: []*x509.Certificate{cert}, Bundle: bundle, LogID: c.LogID(), Log: c.Log})
+	signer, err := ca.NewIssuer(ca.IssuerConfig{Domain: root.DomainOf(bundle.Domain()), Key: key, Chain: []*x509.Certificate{cert}, Bundle: bundle, LogID: c.LogID(), Log: c.Log})
 	return signer, key, err
 }
 
@@ -123,8 +124,15 @@ func (h *Issuers) Successors(ctx context.Context, d *document.Document, r *docum
 			return nil, nil, made, err
 		}
 	}
+	of, what := d.Present(c.Domain), "rotation "
+	if r.Migration != nil {
+		if of, err = trust.ParseDomain(r.Migration.To); err != nil {
+			return nil, nil, made, err
+		}
+		what = "migration "
+	}
 	pair, err := ca.Create(ctx, ca.CreateConfig{
-		Domain: c.Domain, KeyType: as.KeyType, LogID: c.LogID(), Log: c.Log, Requester: audit.Requester{Method: "rotation " + r.ID, User: r.Actor},
+		Domain: of, KeyType: as.KeyType, LogID: c.LogID(), Log: c.Log, Requester: audit.Requester{Method: what + r.ID, User: r.Actor},
 		RootKey: made[0].Signer, IssuerKey: made[1].Signer, RootTTL: as.Root, IssuerTTL: as.Issuer,
 	})
 	if err != nil {

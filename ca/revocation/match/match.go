@@ -6,10 +6,12 @@ package match
 
 import (
 	"bytes"
+	"slices"
 	"time"
 
 	"github.com/chancery-project/chancery/ca/audit"
 	"github.com/chancery-project/chancery/ca/document"
+	"github.com/chancery-project/chancery/ca/document/revoked"
 	"github.com/chancery-project/chancery/trust"
 )
 
@@ -18,23 +20,24 @@ type Predicates struct {
 	All     []document.Revocation // in the order of the document
 	ByID    map[string]int
 	Serials map[string]int // of those by serial
-	domain  trust.Domain
-	ids     map[string][]int
+	line    []trust.Domain
+	ids     map[string][]int // by path
 	nodes   map[[2]string][]int
 	names   map[string]bool // of the nodes
 	before  int             // of those by time alone, the one with the latest: it means what the others mean; -1: none
 }
 
-// Arrange arranges the revocations of a trust domain.
-func Arrange(td trust.Domain, all []document.Revocation) *Predicates {
-	p := &Predicates{domain: td, All: all, ByID: map[string]int{}, Serials: map[string]int{}, ids: map[string][]int{}, nodes: map[[2]string][]int{}, names: map[string]bool{}, before: -1}
+// Arrange arranges the revocations of a line of trust domains. An identity that is revoked in one of them is in all.
+func Arrange(line []trust.Domain, all []document.Revocation) *Predicates {
+	p := &Predicates{line: line, All: all, ByID: map[string]int{}, Serials: map[string]int{}, ids: map[string][]int{}, nodes: map[[2]string][]int{}, names: map[string]bool{}, before: -1}
 	for i, r := range all {
 		p.ByID[r.ID] = i
 		switch {
 		case r.Serial != "":
 			p.Serials[r.Serial] = i
 		case r.SPIFFEID != "":
-			p.ids[r.SPIFFEID] = append(p.ids[r.SPIFFEID], i)
+			path := revoked.Path(r.SPIFFEID)
+			p.ids[path] = append(p.ids[path], i)
 		case r.Node != "":
 			at := [2]string{r.Cluster, r.Node}
 			p.nodes[at], p.names[r.Node] = append(p.nodes[at], i), true
@@ -44,6 +47,9 @@ func Arrange(td trust.Domain, all []document.Revocation) *Predicates {
 	}
 	return p
 }
+
+// Of reports whether the revocations are those of a line.
+func (p *Predicates) Of(line []trust.Domain) bool { return slices.Equal(p.line, line) }
 
 // NeedLog reports whether some mean certificates that only a log knows.
 func (p *Predicates) NeedLog() bool { return len(p.All) > len(p.Serials) }
@@ -55,10 +61,10 @@ func (p *Predicates) Match(e *audit.Record) int {
 		return i
 	}
 	id, err := trust.ParseID(e.SPIFFEID)
-	if err != nil || id.Reserved() || id.Domain() != p.domain { // a signing certificate, or the server's own
+	if err != nil || id.Reserved() || !slices.Contains(p.line, id.Domain()) { // a signing certificate, or the server's own
 		return -1
 	}
-	for _, i := range p.ids[e.SPIFFEID] {
+	for _, i := range p.ids[id.Path()] {
 		if end := p.All[i].Restored; end == nil || !e.Time.After(*end) {
 			return i
 		}
@@ -110,5 +116,5 @@ func (p *Predicates) MayMatch(raw []byte, now time.Time) bool {
 		return true
 	}
 	node := textAfter(raw, nodeMark)
-	return p.ids[string(textAfter(raw, idMark))] != nil || p.names[string(node)] || bytes.IndexByte(node, '\\') >= 0
+	return p.ids[revoked.Path(string(textAfter(raw, idMark)))] != nil || p.names[string(node)] || bytes.IndexByte(node, '\\') >= 0
 }

@@ -12,6 +12,8 @@ import (
 	"github.com/chancery-project/chancery/cmd/chancery/process"
 	"github.com/chancery-project/chancery/csr/client"
 	"github.com/chancery-project/chancery/csr/client/anchor"
+	"github.com/chancery-project/chancery/csr/client/foreign"
+	"github.com/chancery-project/chancery/csr/client/naming"
 	"github.com/chancery-project/chancery/csr/client/source"
 	"github.com/chancery-project/chancery/sds"
 	"github.com/chancery-project/chancery/sds/consumers"
@@ -53,17 +55,21 @@ func serve(ctx context.Context, s *Settings, logger *slog.Logger) error {
 		return err
 	}
 	defer table.Close()
+	named := naming.Open(naming.Config{File: s.Bundle + endNaming, Logger: logger})
 	var server *sds.Server
 	keeper := NewKeeper(KeeperConfig{
 		Client: client.Config{
 			Servers: s.Addresses(), Domain: s.id.Domain(), Roots: source.RootsFile(s.ServerRoots), Token: source.TokenFile(s.TokenFile),
 			Cluster: s.Cluster, ID: s.id, TTL: s.ttl, Metrics: client.NewMetrics(registry), Anchor: kept, RootsAt: "serverRoots, " + s.ServerRoots,
+			Foreign: foreign.Open(foreign.Config{File: s.Bundle + endFederation, Anchor: kept, Logger: logger}), Naming: named,
 		},
 		Logger: logger, Observe: CountRenewals(registry), NotEnforcing: func() []string { return NotEnforcing(server.Streams()) }, Table: table,
+		Streams: func() []sds.StreamStatus { return server.Streams() },
 	})
 	source := SourceOf(keeper, s.naming)
 	server, err = sds.NewServer(sds.Config{
 		Files: s.Files, Logger: logger, Metrics: sds.NewMetrics(registry), Consumers: func(sds.Peer) *consumers.Table { return table },
+		Services: services{named, s.naming},
 		Attest: func(_ context.Context, p sds.Peer) (sds.Source, error) {
 			if !s.allowed(p.UID) {
 				return nil, &sds.Refused{Reason: "uid_not_allowed", Err: fmt.Errorf("uid %d is not in allowUIDs", p.UID)}

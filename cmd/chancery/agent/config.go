@@ -17,6 +17,12 @@ const DefaultSocket = "/run/chancery/agent.sock"
 
 const maxServers = 16 // named in a config
 
+// Ends of the names of the files beside Bundle.
+const (
+	endFederation = ".federation"
+	endNaming     = ".naming"
+)
+
 // Config is the file of `chancery agent -c FILE`. Relative paths count from the file's folder.
 type Config struct {
 	// Server is the gRPC address of the server, host:port. If the name has several addresses, each is a server. Required,
@@ -28,7 +34,8 @@ type Config struct {
 	// ServerRoots is a PEM file with the roots that vouch for the server, such as the roots.pem of `authority init`. It is
 	// read again for each connection. Required. Who can write it can pose as the server.
 	ServerRoots string `json:"serverRoots"`
-	// TrustDomain of server and identity. Default: that of Identity, from which it may not differ.
+	// TrustDomain of server and identity. Default: that of Identity, from which it may not differ. After a migration it may be any that
+	// the authority had, once the agent has pinned the bundle key.
 	TrustDomain string `json:"trustDomain,omitempty"`
 	// Cluster is sent as clusterid. Default: not sent; the server then must know exactly one.
 	Cluster string `json:"cluster,omitempty"`
@@ -42,8 +49,9 @@ type Config struct {
 	// write it can have a rotation go on before this node's proxies are ready for it.
 	Consumers string `json:"consumers,omitempty"`
 	// Bundle is the file with the newest bundle and the bundle key that was pinned, mode 0600. Default: socket with .bundle at its
-	// end. With it an agent that was off while all roots were replaced finds back by itself. Who can write it can have the agent
-	// trust other roots.
+	// end. With it an agent that was off while all roots were replaced finds back by itself. Beside it, with .federation and .naming at
+	// their ends, lie the bundles of foreign trust domains and the last word on who may serve the services that were asked for. Who can
+	// write them can have the agent trust other roots, and other peers.
 	Bundle string `json:"bundle,omitempty"`
 	// Identity is the SPIFFE ID to fetch and serve, such as spiffe://cluster.local/ns/foo/sa/web. Required.
 	Identity string `json:"identity"`
@@ -53,8 +61,8 @@ type Config struct {
 	SVIDTTL string `json:"svidTTL,omitempty"`
 	// Files lists folders whose PEM files are served as file-cert: and file-root: to every allowed user. Default none.
 	Files []string `json:"files,omitempty"`
-	// Naming lists which identities a service may have, for the SDS name service:NS/NAME. Default none: such names are
-	// unknown.
+	// Naming lists which identities a service may have, for the SDS name service:NS/NAME, whatever the server says of it. Default none: the
+	// server is asked.
 	Naming []NamingConfig `json:"naming,omitempty"`
 	// Metrics is the HTTP address of /metrics, /healthz and /readyz, host:port. It is not authenticated. Default
 	// 127.0.0.1:9444. On a loopback address /readyz also says what is missing, and Go's profiles are served, under /debug/pprof/.
@@ -142,7 +150,7 @@ func (s *Settings) checkPresent() error {
 		}
 	}
 	if err := process.CheckDistinct([]process.File{{Field: "socket", Path: s.Socket}, {Field: "consumers", Path: s.Consumers}, {Field: "bundle", Path: s.Bundle},
-		{Field: "addrFile", Path: s.AddrFile}},
+		{Field: "bundle with " + endFederation, Path: s.Bundle + endFederation}, {Field: "bundle with " + endNaming, Path: s.Bundle + endNaming}, {Field: "addrFile", Path: s.AddrFile}},
 		[]process.File{{Field: "serverRoots", Path: s.ServerRoots}, {Field: "tokenFile", Path: s.TokenFile}}); err != nil {
 		return err
 	}

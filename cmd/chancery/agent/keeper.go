@@ -17,6 +17,8 @@ import (
 
 	"github.com/chancery-project/chancery/cmd/chancery/process"
 	"github.com/chancery-project/chancery/csr/client"
+	"github.com/chancery-project/chancery/csr/client/foreign"
+	"github.com/chancery-project/chancery/csr/client/naming"
 	"github.com/chancery-project/chancery/rotate"
 	"github.com/chancery-project/chancery/sds"
 	"github.com/chancery-project/chancery/sds/consumers"
@@ -31,6 +33,9 @@ type Keeper struct {
 	notEnforcing func() []string
 	table        *consumers.Table // nil: none is kept
 	pinned       func() bool
+	foreign      *foreign.Domains          // nil: nothing is known of foreign trust domains
+	naming       *naming.Table             // nil: nothing is asked for
+	streams      func() []sds.StreamStatus // of whoever is served; nil: they name nothing
 
 	mu    sync.Mutex        // guards all below
 	urged *x509.Certificate // that was to be replaced before its time last
@@ -43,14 +48,16 @@ type Keeper struct {
 type KeeperConfig struct {
 	Client       client.Config // but for Current, and Logger
 	Logger       *slog.Logger
-	Observe      func(error)      // told the outcome of each try to renew; nil = nobody
-	NotEnforcing func() []string  // as in client.SyncConfig
-	Table        *consumers.Table // of those whom the identity is served to; nil: none is kept
+	Observe      func(error)               // told the outcome of each try to renew; nil = nobody
+	NotEnforcing func() []string           // as in client.SyncConfig
+	Table        *consumers.Table          // of those whom the identity is served to; nil: none is kept
+	Streams      func() []sds.StreamStatus // of these, for what they name; nil: nothing is said of that
 }
 
 // NewKeeper joins a keeper and a client: the client shows the keeper's SVID, the keeper gets what the client brings.
 func NewKeeper(c KeeperConfig) *Keeper {
-	k := &Keeper{notEnforcing: c.NotEnforcing, logger: c.Logger, table: c.Table, pinned: func() bool { return c.Client.Anchor != nil && c.Client.Anchor.Pinned() }}
+	k := &Keeper{notEnforcing: c.NotEnforcing, logger: c.Logger, table: c.Table, pinned: func() bool { return c.Client.Anchor != nil && c.Client.Anchor.Pinned() },
+		foreign: c.Client.Foreign, naming: c.Client.Naming, streams: c.Streams}
 	if c.Table != nil {
 		c.Client.Agent = c.Table.ID()
 	}
@@ -75,7 +82,7 @@ func (k *Keeper) Run(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return k.Keeper.Run(ctx) })
 	g.Go(func() error {
-		s := client.SyncConfig{Served: k.served, Apply: k.apply, NotEnforcing: k.notices, Reissue: k.reissue}
+		s := client.SyncConfig{Served: k.served, Apply: k.apply, NotEnforcing: k.notices, Reissue: k.reissue, Names: k.names}
 		if k.table != nil {
 			s.Consumers = k.evidence
 		}
@@ -83,6 +90,9 @@ func (k *Keeper) Run(ctx context.Context) error {
 	})
 	if k.table != nil {
 		g.Go(func() error { return k.table.Run(ctx) })
+	}
+	if k.naming != nil {
+		g.Go(func() error { return k.naming.Run(ctx) })
 	}
 	return g.Wait()
 }
@@ -96,39 +106,6 @@ func (k *Keeper) served() ([]*trust.Identity, <-chan struct{}) {
 		return nil, changed
 	}
 	return []*trust.Identity{id}, changed
-}
-
-// SourceOf shows one keeper's identity to whoever is let in. The view is made once for each identity.
-func SourceOf(k *Keeper, naming map[string][]trust.ID) sds.Source {
-	v := &views{naming: naming, view: &sds.View{Naming: naming}}
-	return func() (*sds.View, <-chan struct{}) {
-		v.mu.Lock()
-		defer v.mu.Unlock()
-		id, changed := k.Current() // under the lock, so that generations follow the order of identities
-		return v.of(id), changed
-	}
-}
-
-// views makes a view for each identity.
-type views struct {
-	naming map[string][]trust.ID
-
-	mu   sync.Mutex // guards both
-	id   *trust.Identity
-	view *sds.View // of id
-}
-
-// of returns the view of an identity, or of none yet. mu is held.
-func (v *views) of(id *trust.Identity) *sds.View {
-	if id == v.id {
-		return v.view
-	}
-	next := &sds.View{Naming: v.naming, Generation: v.view.Generation + 1}
-	if id != nil {
-		next.Identities, next.Bundles = []*trust.Identity{id}, []*trust.Bundle{id.Bundle}
-	}
-	v.id, v.view = id, next
-	return next
 }
 
 // ready returns nil if the keeper has an identity that has not ended.
@@ -182,7 +159,7 @@ func svidExpiries(keepers func() []*Keeper) prometheus.Collector {
 					continue
 				}
 				out[id.ID.String()] = id.NotAfter()
-				for _, r := range id.Bundle.Roots() {
+				for _, r := range id.Bundle.All() {
 					out[fmt.Sprintf("root %x", r.SubjectKeyId)] = r.NotAfter
 				}
 			}

@@ -18,7 +18,7 @@ func TestInvariant6ViewOfOneIdentity(t *testing.T) {
 		id  *trust.Identity
 		new bool
 	}{{nil, false}, {a, true}, {a, false}, {b, true}, {nil, true}, {nil, false}, {a, true}} {
-		view := v.of(step.id)
+		view := v.make(inputs{id: step.id})
 		if (view.Generation > last) != step.new {
 			t.Errorf("step %d: generation %d after %d", i, view.Generation, last)
 		}

@@ -155,7 +155,7 @@ func TestServerThatIsDown(t *testing.T) {
 			log, err := audit.Open(p.path("logs/audit.jsonl"))
 			p.must(err)
 			defer log.Close()
-			p.must(authority.Forget(p.Context(), authority.Config{Store: st.Store, Sealer: st.Sealer, Log: log}, "test", "server"))
+			p.must(replica.Forget(p.Context(), st.Store, st.Sealer, log, "test", "server"))
 			p.must(os.RemoveAll(p.path("logs/issued"))) // it is made at the first start
 		}},
 		{name: "issuance log left out", change: func(p place) { p.change("issuanceLog: logs/issued\n", "") }, want: []string{"critical issuance-log.other"}},

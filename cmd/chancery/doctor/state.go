@@ -34,15 +34,12 @@ func (e *exam) readState(ctx context.Context) {
 		return
 	}
 	c := e.settings.Config
-	td, err := trust.ParseDomain(c.TrustDomain)
-	if err != nil { // the config was checked
-		e.unchecked("state", err)
-		return
-	}
 	doc, sealer := e.document(ctx)
 	if doc == nil {
 		return
 	}
+	e.settings.InLine(doc)
+	td := e.settings.Domain()
 	chain, roots := e.chain(doc, td)
 	inv, err := checkup.Take(doc, td, chain, roots, c.Issuer != nil, e.now)
 	if err != nil {
@@ -58,9 +55,9 @@ func (e *exam) readState(ctx context.Context) {
 		}
 	}
 	e.state = &checkup.State{
-		Time: e.now.UTC(), TrustDomain: c.TrustDomain, Document: &inv.Document, RenewedBy: inv.RenewedBy, MaxTTL: e.settings.MaxTTL().Seconds(),
+		Time: e.now.UTC(), TrustDomain: doc.Present(td).String(), Document: &inv.Document, RenewedBy: inv.RenewedBy, MaxTTL: e.settings.MaxTTL().Seconds(),
 		Certs: inv.Certs, Clusters: []checkup.Cluster{}, Keys: e.keys(ctx, doc, td, sealer, inv.Stores),
-		Rotation: checkup.RotationOf(doc.Domains[td.String()]),
+		Rotation: checkup.RotationOf(doc.Of(td)),
 	}
 	if e.state.Certs == nil {
 		e.state.Certs = []checkup.Certificate{}

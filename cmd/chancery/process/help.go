@@ -39,6 +39,12 @@ func OneArg(cmd *cobra.Command, args []string) error { return between(cmd, args,
 // MaybeOneArg is the Args of a command that takes one at most.
 func MaybeOneArg(cmd *cobra.Command, args []string) error { return between(cmd, args, 0, 1) }
 
+// OneOrTwoArgs is the Args of a command that takes one or two.
+func OneOrTwoArgs(cmd *cobra.Command, args []string) error { return between(cmd, args, 1, 2) }
+
+// TwoArgs is the Args of a command that takes exactly two, which its Use names.
+func TwoArgs(cmd *cobra.Command, args []string) error { return between(cmd, args, 2, 2) }
+
 func between(cmd *cobra.Command, args []string, least, most int) error {
 	how := cmd.Use
 	if cmd.HasParent() {

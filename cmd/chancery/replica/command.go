@@ -15,9 +15,9 @@ import (
 
 	"github.com/chancery-project/chancery/api/chanceryv1"
 	"github.com/chancery-project/chancery/ca/audit"
-	"github.com/chancery-project/chancery/ca/authority"
 	"github.com/chancery-project/chancery/ca/board"
 	"github.com/chancery-project/chancery/ca/checkup"
+	"github.com/chancery-project/chancery/ca/replica"
 	"github.com/chancery-project/chancery/cmd/chancery/process"
 	"github.com/chancery-project/chancery/cmd/chancery/server"
 	"github.com/chancery-project/chancery/cmd/chancery/server/replicas"
@@ -97,7 +97,7 @@ func list(ctx context.Context, s *server.Settings) (resp *chanceryv1.ListReplica
 func forget(ctx context.Context, s *server.Settings, name string, out io.Writer) error {
 	err := s.EitherWay(ctx, func() error {
 		return s.Direct(ctx, func(st *server.Stored, log *audit.Log) error {
-			return authority.Forget(ctx, authority.Config{Store: st.Store, Sealer: st.Sealer, Log: log}, actor(), name)
+			return replica.Forget(ctx, st.Store, st.Sealer, log, actor(), name)
 		})
 	}, func(ctx context.Context, c chanceryv1.AdminClient) error {
 		_, err := c.ForgetReplica(ctx, &chanceryv1.ForgetReplicaRequest{Name: name})

@@ -21,28 +21,57 @@ import (
 // patience is how long the server may take: a change is a write to the store, tried again after a conflict.
 const patience = 30 * time.Second
 
-// common are the flags of each subcommand.
-type common struct {
+// Asker has the flags of a subcommand that asks a server about what is under way, and says what it answers. There is one for each.
+type Asker struct {
+	name   string // of the command whose subcommand it is, such as "rotate"
 	server admin.Flags
 	format string
 }
 
-func (c *common) add(cmd *cobra.Command, formats string) {
+// NewAsker returns one for a subcommand of `chancery NAME`. Dev is the admin socket of `chancery dev`.
+func NewAsker(name, dev string) *Asker { return &Asker{name: name, server: admin.Flags{Dev: dev}} }
+
+// Add adds the flags.
+func (c *Asker) Add(cmd *cobra.Command, formats string) {
 	c.server.Add(cmd)
 	cmd.Flags().StringVarP(&c.format, "output", "o", "text", formats)
 }
 
-func (c *common) check() error { return process.CheckFormat(c.format, "text", "json") }
-
-// ask asks the server, and names the subcommand in what goes wrong.
-func (c *common) ask(ctx context.Context, name string, do func(context.Context, chanceryv1.AdminClient) error) error {
-	if err := c.check(); err != nil {
+// Ask asks the server, and names the subcommand in what goes wrong.
+func (c *Asker) Ask(ctx context.Context, name string, do func(context.Context, chanceryv1.AdminClient) error) error {
+	if err := process.CheckFormat(c.format, "text", "json"); err != nil {
 		return err
 	}
 	if err := c.server.Call(ctx, patience, do); err != nil {
-		return fmt.Errorf("rotate %s: %w", name, err)
+		return fmt.Errorf("%s %s: %w", c.name, name, err)
 	}
 	return nil
+}
+
+// Plan asks what a rotation would do, and prints it.
+func (c *Asker) Plan(cmd *cobra.Command, q *chanceryv1.StartRotationRequest) error {
+	var resp *chanceryv1.PlanRotationResponse
+	err := c.Ask(cmd.Context(), "plan", func(ctx context.Context, a chanceryv1.AdminClient) (err error) {
+		resp, err = a.PlanRotation(ctx, q)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	return printPlan(cmd.OutOrStdout(), c.format, c.server.Again(), q, resp)
+}
+
+// Start starts a rotation, and prints that it has begun.
+func (c *Asker) Start(cmd *cobra.Command, q *chanceryv1.StartRotationRequest) error {
+	var resp *chanceryv1.RotationStatus
+	err := c.Ask(cmd.Context(), "start", func(ctx context.Context, a chanceryv1.AdminClient) (err error) {
+		resp, err = a.StartRotation(ctx, q)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	return printChanged(cmd.OutOrStdout(), c.format, c.server.Again(), "started", resp)
 }
 
 // Command returns `chancery rotate`. Dev is the admin socket of `chancery dev`, which is asked if it answers and no server is named.
@@ -53,11 +82,10 @@ func Command(dev string) *cobra.Command {
 			"Each phase ends once its gates have passed: servers and consumers have said that they are ready for the next one. Nothing is\n" +
 			"restarted, and no connection is lost. docs/rotation.md says what each gate waits for, and what to do if it waits for long.",
 	}
-	for _, make := range []func(*common) *cobra.Command{planCommand, startCommand, statusCommand, overrideCommand} {
-		cmd.AddCommand(make(&common{server: admin.Flags{Dev: dev}}))
-	}
+	ask := func() *Asker { return NewAsker("rotate", dev) }
+	cmd.AddCommand(planCommand(ask()), startCommand(ask()), statusCommand(ask()), OverrideCommand(ask()))
 	for _, c := range changes {
-		cmd.AddCommand(changeCommand(&common{server: admin.Flags{Dev: dev}}, c.name, c.short, c.long))
+		cmd.AddCommand(ChangeCommand(ask(), c.name, c.short, c.long))
 	}
 	return cmd
 }
@@ -88,7 +116,7 @@ func (w *what) request() (*chanceryv1.StartRotationRequest, error) {
 	return q, nil
 }
 
-func planCommand(c *common) *cobra.Command {
+func planCommand(c *Asker) *cobra.Command {
 	var w what
 	cmd := &cobra.Command{
 		Use: "plan --root|--issuer [--reason compromised] -c FILE|--admin SOCKET", Short: "Say what a rotation would do, and how long it may take", Args: process.NoArgs,
@@ -98,23 +126,15 @@ func planCommand(c *common) *cobra.Command {
 			if err != nil {
 				return fmt.Errorf("rotate plan: %w", err)
 			}
-			var resp *chanceryv1.PlanRotationResponse
-			err = c.ask(cmd.Context(), "plan", func(ctx context.Context, a chanceryv1.AdminClient) (err error) {
-				resp, err = a.PlanRotation(ctx, q)
-				return err
-			})
-			if err != nil {
-				return err
-			}
-			return printPlan(cmd.OutOrStdout(), c.format, c.server.Again(), q, resp)
+			return c.Plan(cmd, q)
 		},
 	}
 	w.add(cmd)
-	c.add(cmd, "text or json")
+	c.Add(cmd, "text or json")
 	return cmd
 }
 
-func startCommand(c *common) *cobra.Command {
+func startCommand(c *Asker) *cobra.Command {
 	var w what
 	cmd := &cobra.Command{
 		Use: "start --root|--issuer [--reason compromised] -c FILE|--admin SOCKET", Short: "Start a rotation", Args: process.NoArgs,
@@ -125,19 +145,11 @@ func startCommand(c *common) *cobra.Command {
 			if err != nil {
 				return fmt.Errorf("rotate start: %w", err)
 			}
-			var resp *chanceryv1.RotationStatus
-			err = c.ask(cmd.Context(), "start", func(ctx context.Context, a chanceryv1.AdminClient) (err error) {
-				resp, err = a.StartRotation(ctx, q)
-				return err
-			})
-			if err != nil {
-				return err
-			}
-			return printChanged(cmd.OutOrStdout(), c.format, c.server.Again(), "started", resp)
+			return c.Start(cmd, q)
 		},
 	}
 	w.add(cmd)
-	c.add(cmd, "text or json")
+	c.Add(cmd, "text or json")
 	return cmd
 }
 
@@ -152,49 +164,52 @@ var changes = []struct{ name, short, long string }{
 }
 
 // target are the flags and the argument that name a change.
-type target struct{ rotation, gate, because string }
+type target struct{ rotation, because string }
 
 func (t *target) add(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&t.rotation, "rotation", "", "ID of the rotation that is meant; another one is not touched (default: the one under way)")
 }
 
-func changeCommand(c *common, name, short, long string) *cobra.Command {
+// ChangeCommand returns a subcommand that changes what is under way.
+func ChangeCommand(c *Asker, name, short, long string) *cobra.Command {
 	var t target
 	cmd := &cobra.Command{
 		Use: name + " -c FILE|--admin SOCKET", Short: short, Long: long, Args: process.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return c.change(cmd, name, t) },
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return c.Change(cmd, &chanceryv1.ChangeRotationRequest{Change: name, Rotation: t.rotation})
+		},
 	}
 	t.add(cmd)
-	c.add(cmd, "text or json")
+	c.Add(cmd, "text or json")
 	return cmd
 }
 
-func overrideCommand(c *common) *cobra.Command {
+// OverrideCommand returns the subcommand that lets a gate pass.
+func OverrideCommand(c *Asker) *cobra.Command {
 	var t target
 	cmd := &cobra.Command{
 		Use: "override GATE --because TEXT -c FILE|--admin SOCKET", Short: "Let a gate pass without its evidence", Args: process.OneArg,
 		Long: "Lets a gate of the phase pass though not all is there that it waits for: replicas, consumers, readers or stragglers, as\n" +
-			"`chancery rotate status` shows them. Who is waited for may refuse others, or be refused, until it has caught up. It counts for this\n" +
+			"`chancery " + c.name + " status` shows them. Who is waited for may refuse others, or be refused, until it has caught up. It counts for this\n" +
 			"phase only, and goes with its reason into the audit log and into the authority document. docs/rotation.md says what each risks.",
 		RunE: func(cmd *cobra.Command, args []string) error {
-			t.gate = args[0]
 			if err := rotating.CheckBecause(t.because); err != nil {
-				return fmt.Errorf("rotate override: %w", err)
+				return fmt.Errorf("%s override: %w", c.name, err)
 			}
-			return c.change(cmd, "override", t)
+			return c.Change(cmd, &chanceryv1.ChangeRotationRequest{Change: "override", Gate: args[0], Because: t.because, Rotation: t.rotation})
 		},
 	}
 	t.add(cmd)
 	cmd.Flags().StringVar(&t.because, "because", "", "why, for those who read the audit log")
-	c.add(cmd, "text or json")
+	c.Add(cmd, "text or json")
 	return cmd
 }
 
-// change asks for a change of the rotation under way: of that very one, also if it ends and another begins meanwhile.
-func (c *common) change(cmd *cobra.Command, name string, t target) error {
+// Change asks for a change of the rotation under way, and prints what that has led to: of that very one, also if it ends and another begins
+// meanwhile.
+func (c *Asker) Change(cmd *cobra.Command, q *chanceryv1.ChangeRotationRequest) error {
 	var resp *chanceryv1.RotationStatus
-	err := c.ask(cmd.Context(), name, func(ctx context.Context, a chanceryv1.AdminClient) (err error) {
-		q := &chanceryv1.ChangeRotationRequest{Change: name, Gate: t.gate, Because: t.because, Rotation: t.rotation}
+	err := c.Ask(cmd.Context(), q.GetChange(), func(ctx context.Context, a chanceryv1.AdminClient) (err error) {
 		if q.Rotation == "" {
 			if resp, err = a.GetRotation(ctx, new(chanceryv1.GetRotationRequest)); err != nil {
 				return err
@@ -207,18 +222,23 @@ func (c *common) change(cmd *cobra.Command, name string, t target) error {
 	if err != nil {
 		return err
 	}
-	return printChanged(cmd.OutOrStdout(), c.format, c.server.Again(), name, resp)
+	return printChanged(cmd.OutOrStdout(), c.format, c.server.Again(), q.GetChange(), resp)
 }
 
-func statusCommand(c *common) *cobra.Command {
+func statusCommand(c *Asker) *cobra.Command {
+	return StatusCommand(c, "Show the rotation under way, and what it waits for",
+		"Prints the phase of the rotation under way, its gates, who they wait for and why, and when it ends at the latest; or, if none is\n"+
+			"under way, how the last ones ended.\n\n"+
+			"With -w it goes on until the rotation ends: on a terminal as a table that is drawn anew, else a line for each change (with -o json\n"+
+			"an object). Exit code then: 0 done, or no rotation was ever started; 2 aborted or rolled back; 1 the server could not be asked, or\n"+
+			"it was interrupted. If none is under way, it is that of the last one.")
+}
+
+// StatusCommand returns the subcommand that shows what is under way.
+func StatusCommand(c *Asker, short, long string) *cobra.Command {
 	var watch bool
 	cmd := &cobra.Command{
-		Use: "status [-w] -c FILE|--admin SOCKET", Short: "Show the rotation under way, and what it waits for", Args: process.NoArgs,
-		Long: "Prints the phase of the rotation under way, its gates, who they wait for and why, and when it ends at the latest; or, if none is\n" +
-			"under way, how the last ones ended.\n\n" +
-			"With -w it goes on until the rotation ends: on a terminal as a table that is drawn anew, else a line for each change (with -o json\n" +
-			"an object). Exit code then: 0 done, or no rotation was ever started; 2 aborted or rolled back; 1 the server could not be asked, or\n" +
-			"it was interrupted. If none is under way, it is that of the last one.",
+		Use: "status [-w] -c FILE|--admin SOCKET", Short: short, Long: long, Args: process.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if watch {
 				return c.watch(cmd.Context(), cmd.OutOrStdout())
@@ -231,12 +251,12 @@ func statusCommand(c *common) *cobra.Command {
 		},
 	}
 	cmd.Flags().BoolVarP(&watch, "watch", "w", false, "go on until the rotation ends")
-	c.add(cmd, "text or json (with -w: one object a line)")
+	c.Add(cmd, "text or json (with -w: one object a line)")
 	return cmd
 }
 
-func (c *common) status(ctx context.Context) (resp *chanceryv1.RotationStatus, err error) {
-	err = c.ask(ctx, "status", func(ctx context.Context, a chanceryv1.AdminClient) (err error) {
+func (c *Asker) status(ctx context.Context) (resp *chanceryv1.RotationStatus, err error) {
+	err = c.Ask(ctx, "status", func(ctx context.Context, a chanceryv1.AdminClient) (err error) {
 		resp, err = a.GetRotation(ctx, new(chanceryv1.GetRotationRequest))
 		return err
 	})

@@ -18,6 +18,15 @@ type statusJSON struct {
 	Version     uint64         `json:"version"`
 	Rotation    *rotationJSON  `json:"rotation,omitempty"`
 	Past        []rotationJSON `json:"past"`
+	Former      []useJSON      `json:"former,omitempty"`
+}
+
+// useJSON is something that has to do with the trust domain which a migration leaves.
+type useJSON struct {
+	Kind   string `json:"kind"`
+	Who    string `json:"who"`
+	Detail string `json:"detail"`
+	Count  uint64 `json:"count,omitempty"`
 }
 
 // rotationJSON is a rotation.
@@ -30,6 +39,10 @@ type rotationJSON struct {
 	FromIssuer    string         `json:"fromIssuer,omitempty"`
 	ToRoot        string         `json:"toRoot,omitempty"`
 	ToIssuer      string         `json:"toIssuer,omitempty"`
+	FromDomain    string         `json:"fromDomain,omitempty"`
+	ToDomain      string         `json:"toDomain,omitempty"`
+	Share         *uint32        `json:"share,omitempty"`
+	Namespaces    []string       `json:"namespaces,omitempty"`
 	Started       time.Time      `json:"started"`
 	Phase         string         `json:"phase"`
 	Since         time.Time      `json:"phaseSince"`
@@ -69,6 +82,7 @@ type overrideJSON struct {
 type planJSON struct {
 	Kind       string      `json:"kind"`
 	Reason     string      `json:"reason"`
+	ToDomain   string      `json:"toDomain,omitempty"`
 	FromRoot   string      `json:"fromRoot,omitempty"`
 	FromIssuer string      `json:"fromIssuer,omitempty"`
 	Phases     []phaseJSON `json:"phases"`
@@ -95,6 +109,9 @@ func statusOf(r *chanceryv1.RotationStatus) statusJSON {
 	for _, x := range r.GetPast() {
 		s.Past = append(s.Past, rotationOf(x))
 	}
+	for _, u := range r.GetFormer() {
+		s.Former = append(s.Former, useJSON{u.GetKind(), u.GetWho(), u.GetDetail(), u.GetCount()})
+	}
 	return s
 }
 
@@ -103,6 +120,9 @@ func rotationOf(x *chanceryv1.Rotation) rotationJSON {
 		ID: x.GetId(), Kind: x.GetKind(), Reason: x.GetReason(), Actor: x.GetActor(), FromRoot: x.GetFromRoot(), FromIssuer: x.GetFromIssuer(), ToRoot: x.GetToRoot(), ToIssuer: x.GetToIssuer(),
 		Started: x.GetStarted().AsTime(), Phase: x.GetPhase(), Since: x.GetSince().AsTime(), Latest: timeOf(x.GetLatest()), Paused: timeOf(x.GetPaused()), PausedBy: x.GetPausedBy(), Back: x.GetBack(),
 		Gates: []gateJSON{}, Overrides: []overrideJSON{}, Trouble: x.GetTrouble(), Ended: timeOf(x.GetEnded()), Outcome: x.GetOutcome(),
+	}
+	if x.GetToDomain() != "" {
+		r.FromDomain, r.ToDomain, r.Share, r.Namespaces = x.GetFromDomain(), x.GetToDomain(), new(x.GetShare()), x.GetNamespaces()
 	}
 	if d := x.GetPhaseEstimate(); d != nil {
 		r.PhaseEstimate = new(d.AsDuration().Seconds())
@@ -117,7 +137,7 @@ func rotationOf(x *chanceryv1.Rotation) rotationJSON {
 }
 
 func planOf(q *chanceryv1.StartRotationRequest, r *chanceryv1.PlanRotationResponse) planJSON {
-	p := planJSON{Kind: q.GetKind(), Reason: q.GetReason(), FromRoot: r.GetFromRoot(), FromIssuer: r.GetFromIssuer(), Phases: []phaseJSON{}, Notes: orEmpty(r.GetNotes())}
+	p := planJSON{Kind: q.GetKind(), Reason: q.GetReason(), ToDomain: q.GetToDomain(), FromRoot: r.GetFromRoot(), FromIssuer: r.GetFromIssuer(), Phases: []phaseJSON{}, Notes: orEmpty(r.GetNotes())}
 	if p.Reason == "" {
 		p.Reason = "asked"
 	}

@@ -35,24 +35,47 @@ func printPlan(out io.Writer, format, flags string, q *chanceryv1.StartRotationR
 		return process.WriteJSON(out, p)
 	}
 	var l lines
-	l.add("A rotation of the %s would replace%s. Nothing has been changed.", p.Kind, authorities(p.FromRoot, p.FromIssuer))
+	if p.ToDomain != "" {
+		l.add("A migration to %s would replace%s. Nothing has been changed.", p.ToDomain, authorities(p.FromRoot, p.FromIssuer))
+	} else {
+		l.add("A rotation of the %s would replace%s. Nothing has been changed.", p.Kind, authorities(p.FromRoot, p.FromIssuer))
+	}
+	aside := ""
 	for i, x := range p.Phases {
-		l.add("%d. %-10s  %s", i+1, x.Phase, x.Does)
-		l.add("   takes:      %s", between(x.Least, x.Most))
+		if l.add("%d. %-10s  %s", i+1, x.Phase, x.Does); x.Phase != phaseIssue || len(x.WaitsFor) == 0 {
+			l.add("   takes:      %s", between(x.Least, x.Most))
+		} else {
+			aside = ", phase issue aside"
+		}
 		for _, w := range x.WaitsFor {
 			l.add("   waits for:  %s", w)
 		}
 	}
-	l.add("In all: %s, if nobody pauses it and nobody stays behind for longer than a certificate lives.", between(p.Least, p.Most))
+	l.add("In all%s: %s, if nobody pauses it and nobody stays behind for longer than a certificate lives.", aside, between(p.Least, p.Most))
 	for _, n := range p.Notes {
 		l.add("Note: %s", n)
 	}
-	again := "chancery rotate start --" + q.GetKind()
-	if q.GetReason() != "" {
-		again += " --reason " + q.GetReason()
-	}
-	l.add("Start it with `%s%s`.", again, flags)
+	l.add("Start it with `%s%s`.", startOf(q), flags)
 	return l.print(out)
+}
+
+// startOf is the command that asks for a rotation.
+func startOf(q *chanceryv1.StartRotationRequest) string {
+	if q.GetToDomain() == "" {
+		again := "chancery rotate start --" + q.GetKind()
+		if q.GetReason() != "" {
+			again += " --reason " + q.GetReason()
+		}
+		return again
+	}
+	again := migrate + " start --to " + q.GetToDomain()
+	if q.Share != nil {
+		again += fmt.Sprintf(" --share %d", q.GetShare())
+	}
+	for _, ns := range q.GetNamespaces() {
+		again += " --namespace " + ns
+	}
+	return again
 }
 
 // between writes how long something takes.
@@ -94,11 +117,12 @@ func printChanged(out io.Writer, format, flags, did string, r *chanceryv1.Rotati
 	switch x := s.Rotation; {
 	case x == nil && len(s.Past) > 0: // such as after an abort
 		l.add("%s", pastLine(&s.Past[0]))
+		l = append(l, afterwards(&s.Past[0])...)
 	case x == nil:
 		l.add("No rotation is under way.")
 	case did == "started":
-		l.add("Rotation %s of the %s has started: it replaces%s.", x.ID, x.Kind, authorities(x.FromRoot, x.FromIssuer))
-		l.add("Watch it with `chancery rotate status -w%s`.", flags)
+		l.add("%s has started: it replaces%s.", title(x), authorities(x.FromRoot, x.FromIssuer))
+		l.add("Watch it with `%s status -w%s`.", command(x), flags)
 	default:
 		l = append(l, table(&s)...)
 	}
@@ -126,7 +150,7 @@ func pastLine(x *rotationJSON) string {
 	if x.Ended != nil {
 		took, at = ", after "+checkup.Span(x.Ended.Sub(x.Started)), " at "+stamp(*x.Ended)
 	}
-	words := fmt.Sprintf("Rotation %s of the %s, %s: %s%s%s.", x.ID, x.Kind, why(x), x.Outcome, at, took)
+	words := fmt.Sprintf("%s, %s: %s%s%s.", title(x), why(x), x.Outcome, at, took)
 	switch n := len(x.Overrides); {
 	case n == 1:
 		words += " A gate was overridden."
@@ -149,13 +173,50 @@ func why(x *rotationJSON) string {
 	return "started by " + x.Actor
 }
 
-// phases are those of a rotation, in order.
-func phases(kind string) []string {
-	all := []string{"prepare", "distribute", "activate", "reissue", "retire"}
-	if kind == "issuer" { // the root stays, so nothing leaves the bundle
-		return all[:4]
+// migrate is the command for migrations; phaseIssue is the phase that they alone have.
+const migrate, phaseIssue = "chancery trust migrate", "issue"
+
+// command is the one with which what is under way is changed.
+func command(x *rotationJSON) string {
+	if x.ToDomain != "" {
+		return migrate
 	}
-	return all
+	return "chancery rotate"
+}
+
+// title says what is under way. After a rollback a migration leads back, and keeps its name.
+func title(x *rotationJSON) string {
+	from, to := x.FromDomain, x.ToDomain
+	if x.Back {
+		from, to = to, from
+	}
+	if to != "" {
+		return fmt.Sprintf("Migration %s from %s to %s", x.ID, from, to)
+	}
+	return fmt.Sprintf("Rotation %s of the %s", x.ID, x.Kind)
+}
+
+// phases are those of a rotation, in order.
+func phases(x *rotationJSON) []string {
+	switch {
+	case x.ToDomain != "":
+		return []string{"prepare", "distribute", phaseIssue, "activate", "reissue", "retire"}
+	case x.Kind == "issuer": // the root stays, so nothing leaves the bundle
+		return []string{"prepare", "distribute", "activate", "reissue"}
+	}
+	return []string{"prepare", "distribute", "activate", "reissue", "retire"}
+}
+
+// shown is a phase as the table has it. Those of a migration have the name of what they are for.
+func shown(x *rotationJSON, phase string) string {
+	switch {
+	case x.ToDomain == "":
+	case phase == "prepare" || phase == "distribute":
+		return "accept: " + phase
+	case phase == "activate" || phase == "reissue":
+		return "only: " + phase
+	}
+	return phase
 }
 
 // table shows the rotation under way.
@@ -165,7 +226,7 @@ func table(s *statusJSON) (l lines) {
 		l.add("No rotation is under way.")
 		return l
 	}
-	l.add("Rotation %s of the %s, %s, %s ago", x.ID, x.Kind, why(x), checkup.Span(max(0, s.Time.Sub(x.Started))))
+	l.add("%s, %s, %s ago", title(x), why(x), checkup.Span(max(0, s.Time.Sub(x.Started))))
 	if x.Back {
 		l.add("ROLLED BACK: what it had brought is taken out again")
 	}
@@ -174,15 +235,18 @@ func table(s *statusJSON) (l lines) {
 		l.add("to  %s", to)
 	}
 	if x.Paused != nil {
-		l.add("PAUSED by %s, %s ago: no gate passes until `chancery rotate resume`", x.PausedBy, checkup.Span(max(0, s.Time.Sub(*x.Paused))))
+		l.add("PAUSED by %s, %s ago: no gate passes until `%s resume`", x.PausedBy, checkup.Span(max(0, s.Time.Sub(*x.Paused))), command(x))
+	}
+	if x.Share != nil && !x.Back {
+		l.add("new domain: %s", moved(x))
 	}
 	state := "done"
-	for _, p := range phases(x.Kind) {
+	for _, p := range phases(x) {
 		if p != x.Phase {
-			if x.Back && p != "retire" && (p == "prepare" || p == "distribute") {
+			if x.Back && (p == "prepare" || p == "distribute" || p == phaseIssue) {
 				continue // it went back from a later phase
 			}
-			l.add("  %-5s %s", state, p)
+			l.add("  %-5s %s", state, shown(x, p))
 			continue
 		}
 		state = "later"
@@ -190,11 +254,12 @@ func table(s *statusJSON) (l lines) {
 		if x.PhaseEstimate != nil {
 			estimate = "; estimated: " + between(0, *x.PhaseEstimate)
 		}
-		l.add("  now   %s, for %s%s", p, checkup.Span(max(0, s.Time.Sub(x.Since))), estimate)
+		l.add("  now   %s, for %s%s", shown(x, p), checkup.Span(max(0, s.Time.Sub(x.Since))), estimate)
 		for i := range x.Gates {
 			l = append(l, gateLines(s.Time, &x.Gates[i])...)
 		}
 	}
+	l = append(l, former(s)...)
 	if x.Trouble != "" {
 		l.add("TROUBLE: %s", x.Trouble)
 	}
@@ -202,6 +267,46 @@ func table(s *statusJSON) (l lines) {
 		l.add("overridden: gate %s of %s, by %s at %s: %s", o.Gate, o.Phase, o.Actor, stamp(o.Time), o.Because)
 	}
 	l.add("%s", ends(s))
+	return l
+}
+
+// moved says who is given the new domain of a migration.
+func moved(x *rotationJSON) string {
+	switch n := len(x.Namespaces); {
+	case x.Phase == "prepare" || x.Phase == "distribute":
+		return "given to nobody before everybody accepts it"
+	case x.Phase != phaseIssue || *x.Share >= 100:
+		return "given to all"
+	case n == 0:
+		return fmt.Sprintf("given to %d of 100 identities", *x.Share)
+	case *x.Share == 0:
+		return "given to namespaces " + strings.Join(x.Namespaces, ", ")
+	}
+	return fmt.Sprintf("given to namespaces %s, and to %d of 100 identities of all others", strings.Join(x.Namespaces, ", "), *x.Share)
+}
+
+// former says what still has to do with the domain that a migration leaves.
+func former(s *statusJSON) (l lines) {
+	last := ""
+	for _, u := range s.Former {
+		if u.Kind != last {
+			count := ""
+			if last = u.Kind; u.Count > 0 {
+				count = fmt.Sprintf(" (%d in all)", u.Count)
+			}
+			l.add("still %s %s%s:", u.Kind, s.Rotation.FromDomain, count)
+		}
+		l.add("    - %s: %s", u.Who, u.Detail)
+	}
+	return l
+}
+
+// afterwards says what to do once a migration is done.
+func afterwards(x *rotationJSON) (l lines) {
+	if x.ToDomain != "" && x.Outcome == "done" && !x.Back {
+		l.add("Now set trustDomain to %s in the config of each server and agent, when it suits you: %s goes on to work there. Take %s out of what names it", x.ToDomain, x.FromDomain, x.FromDomain)
+		l.add("(SAN matchers, policies), and replace copies of roots.pem.")
+	}
 	return l
 }
 
@@ -257,7 +362,8 @@ func gateLines(now time.Time, g *gateJSON) (l lines) {
 // short is the rotation in one line, for logs: what changes in it is worth a new line.
 func short(s *statusJSON) string {
 	x := s.Rotation
-	words := []string{fmt.Sprintf("rotation %s of the %s", x.ID, x.Kind), "phase " + x.Phase}
+	name := title(x)
+	words := []string{strings.ToLower(name[:1]) + name[1:], "phase " + shown(x, x.Phase)}
 	if x.Back {
 		words = append(words, "ROLLED BACK")
 	}

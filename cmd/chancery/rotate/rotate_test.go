@@ -122,6 +122,80 @@ func TestWhatElseIsSaid(t *testing.T) {
 	}
 }
 
+// moving is a migration in phase issue.
+func moving() *chanceryv1.RotationStatus {
+	r := full()
+	x := r.Rotation
+	x.FromDomain, x.ToDomain, x.Share, x.Namespaces, x.Phase = "old.example", "new.example", 50, []string{"web", "shop"}, "issue"
+	x.Gates, x.Overrides, x.Trouble, x.Latest, x.PhaseEstimate = []*chanceryv1.Gate{{Name: "share", Have: 50, Want: 100, Waiting: []string{"50 of them"}}}, nil, "", nil, nil
+	r.Former = []*chanceryv1.FormerUse{
+		{Kind: "presents", Who: "web-1\x1b", Detail: "has a certificate of it", Count: 7}, {Kind: "presents", Who: "web-2", Detail: "likewise", Count: 7},
+		{Kind: "federates", Who: "other.example", Detail: "tell them"},
+	}
+	return r
+}
+
+// TestAMigrationIsSaid: which domains, who has the new one, and who still presents the old; by the names of its own phases and commands.
+func TestAMigrationIsSaid(t *testing.T) {
+	said := func(r *chanceryv1.RotationStatus) string {
+		var out bytes.Buffer
+		if err := printStatus(&out, "text", r); err != nil {
+			t.Fatal(err)
+		}
+		text, _, _ := strings.Cut(out.String(), "Rotation 0000000000000002")
+		return text
+	}
+	want := `Migration 1a2b3c4d5e6f7081 from old.example to new.example, started by unix:alice, 1 min 0 s ago
+from root aa01 and issuer aa02
+to   root bb01 and issuer bb02
+new domain: given to namespaces web, shop, and to 50 of 100 identities of all others
+  done  accept: prepare
+  done  accept: distribute
+  now   issue, for 12 s
+          share       [##########----------] 50 of 100  waits
+            - 50 of them
+  later only: activate
+  later only: reissue
+  later retire
+still presents old.example (7 in all):
+    - web-1` + "\uFFFD" + `: has a certificate of it
+    - web-2: likewise
+still federates old.example:
+    - other.example: tell them
+elapsed 1 min 0 s; when it ends cannot be told
+`
+	if got := said(moving()); got != want {
+		t.Errorf("got\n%s\nwant\n%s", got, want)
+	}
+	for want, change := range map[string]func(x *chanceryv1.Rotation){
+		"given to 50 of 100 identities\n":                       func(x *chanceryv1.Rotation) { x.Namespaces = nil },
+		"given to namespaces web, shop\n":                       func(x *chanceryv1.Rotation) { x.Share = 0 },
+		"given to all\n":                                        func(x *chanceryv1.Rotation) { x.Phase = "reissue" },
+		"given to nobody before":                                func(x *chanceryv1.Rotation) { x.Phase = "distribute" },
+		"gate passes until `chancery trust migrate resume`":     func(x *chanceryv1.Rotation) { x.Paused = at(0) },
+		"from new.example to old.example, started by":           func(x *chanceryv1.Rotation) { x.Back = true },
+		"ROLLED BACK: what it had brought is taken out again\n": func(x *chanceryv1.Rotation) { x.Back, x.Phase = true, "activate" },
+	} {
+		r := moving()
+		change(r.Rotation)
+		if got := said(r); !strings.Contains(got, want) {
+			t.Errorf("it does not say %q:\n%s", want, got)
+		}
+	}
+	var out bytes.Buffer
+	r := moving()
+	r.Past, r.Rotation = []*chanceryv1.Rotation{r.Rotation}, nil
+	r.Past[0].Outcome, r.Past[0].Ended = "done", at(0)
+	w := watcher{name: "trust migrate", out: &out, id: r.Past[0].Id}
+	if ended, err := w.show(statusOf(r)); !ended || err != nil || !strings.Contains(out.String(), "set trustDomain to new.example") {
+		t.Errorf("%t, %v: %s", ended, err, out.String())
+	}
+	q := &chanceryv1.StartRotationRequest{Kind: "root", ToDomain: "new.example", Share: new(uint32(0)), Namespaces: []string{"a", "b"}}
+	if got := startOf(q); got != "chancery trust migrate start --to new.example --share 0 --namespace a --namespace b" {
+		t.Error(got)
+	}
+}
+
 func TestPlanIsSaid(t *testing.T) {
 	q := &chanceryv1.StartRotationRequest{Kind: "root", Reason: "compromised"}
 	r := &chanceryv1.PlanRotationResponse{

@@ -20,8 +20,8 @@ const (
 )
 
 // watch follows a rotation to its end.
-func (c *common) watch(ctx context.Context, out io.Writer) error {
-	w := &watcher{format: c.format, out: out, screen: screenOf(out)}
+func (c *Asker) watch(ctx context.Context, out io.Writer) error {
+	w := &watcher{name: c.name, format: c.format, out: out, screen: screenOf(out)}
 	ticker := time.NewTicker(lookEvery)
 	defer ticker.Stop()
 	var failing time.Time // since when the server does not answer; zero: it does
@@ -58,6 +58,7 @@ func (c *common) watch(ctx context.Context, out io.Writer) error {
 
 // watcher shows one rotation as it goes on.
 type watcher struct {
+	name   string // of the command
 	format string
 	out    io.Writer
 	screen *screen // nil where lines go that are not drawn over
@@ -85,9 +86,9 @@ func (w *watcher) show(s statusJSON) (ended bool, err error) {
 	}
 	switch {
 	case x == nil && w.id != "":
-		return true, fmt.Errorf("rotate status: rotation %s has ended, and is so long ago that the server does not know how", w.id)
+		return true, fmt.Errorf("%s status: rotation %s has ended, and is so long ago that the server does not know how", w.name, w.id)
 	case x != nil && x.Outcome != "done":
-		return true, &process.ExitError{Code: 2, Err: fmt.Errorf("rotate status: rotation %s was %s", x.ID, process.Printable(x.Outcome))}
+		return true, &process.ExitError{Code: 2, Err: fmt.Errorf("%s status: rotation %s was %s", w.name, x.ID, process.Printable(x.Outcome))}
 	}
 	return true, nil
 }
@@ -113,6 +114,7 @@ func (w *watcher) end(s *statusJSON, x *rotationJSON) error {
 		l.add("No rotation is under way.")
 	case x != nil:
 		l.add("%s", pastLine(x))
+		l = append(l, afterwards(x)...)
 	}
 	if w.screen != nil {
 		if err := w.screen.draw(nil); err != nil { // the table is over; what stays is not cut

@@ -83,6 +83,7 @@ func (s *Settings) OpenState(ctx context.Context) (*Stored, error) {
 		st.Close()
 		return nil, err
 	}
+	s.InLine(doc)
 	return &Stored{st, sealer, data, doc}, nil
 }
 

@@ -6,8 +6,10 @@ import (
 	"github.com/chancery-project/chancery/cmd/chancery/server/admission"
 	"github.com/chancery-project/chancery/cmd/chancery/server/clusters"
 	"github.com/chancery-project/chancery/cmd/chancery/server/connections"
+	"github.com/chancery-project/chancery/cmd/chancery/server/federating"
 	"github.com/chancery-project/chancery/cmd/chancery/server/keystore"
 	"github.com/chancery-project/chancery/cmd/chancery/server/lifetimes"
+	"github.com/chancery-project/chancery/cmd/chancery/server/naming"
 	"github.com/chancery-project/chancery/cmd/chancery/server/parents"
 	"github.com/chancery-project/chancery/cmd/chancery/server/publishing"
 	"github.com/chancery-project/chancery/cmd/chancery/server/rotating"
@@ -17,8 +19,12 @@ import (
 
 // Config is the file of `chancery server -c FILE`. Relative paths count from the file's folder.
 type Config struct {
-	// TrustDomain names the identities that are issued, such as cluster.local. Required.
+	// TrustDomain names the identities that are issued, such as cluster.local. Required. After a migration each name that the authority had works; the
+	// present one is better, and `chancery doctor` says so.
 	TrustDomain string `json:"trustDomain"`
+	// TrustDomainAliases are other trust domains whose identities count as those of the own one where a request names one, such as the one that a mesh
+	// had before. None is issued, and none has roots here. At most 32.
+	TrustDomainAliases []string `json:"trustDomainAliases,omitempty"`
 	// Listen is the gRPC address, host:port. Default 127.0.0.1:8443. Port 0: the system picks one; see AddrFile.
 	Listen string `json:"listen,omitempty"`
 	// ServerNames are the DNS names and IPs in the server's certificate, for clients that check host names, such as
@@ -27,7 +33,8 @@ type Config struct {
 	// Metrics is the HTTP address of /metrics, /healthz and /readyz, host:port. It is not authenticated. Default
 	// 127.0.0.1:9443. On a loopback address /readyz also says what is missing, and Go's profiles are served, under /debug/pprof/.
 	Metrics string `json:"metrics,omitempty"`
-	// AddrFile, if set, is written once the server listens: lines listen=HOST:PORT and metrics=HOST:PORT.
+	// AddrFile, if set, is written once the server listens: lines listen=HOST:PORT, metrics=HOST:PORT and, with a BundleEndpoint,
+	// bundleEndpoint=HOST:PORT.
 	AddrFile string `json:"addrFile,omitempty"`
 	// State is where the authority document lies. Required.
 	State stores.Config `json:"state"`
@@ -50,6 +57,8 @@ type Config struct {
 	Lifetimes lifetimes.Config `json:"lifetimes,omitzero"`
 	// Rotation says what a rotation of roots and issuers goes by. All fields have defaults.
 	Rotation rotating.Config `json:"rotation,omitzero"`
+	// Naming says who may serve which service, for the SDS names service:NAMESPACE/NAME of agents. Default none: of no service is anything known.
+	Naming *naming.Config `json:"naming,omitempty"`
 	// Profile sets lifetimes and key types of workload certificates. All fields have defaults.
 	Profile ca.ProfileConfig `json:"profile,omitzero"`
 	// Clusters lists whose tokens are accepted. At least one.
@@ -62,6 +71,10 @@ type Config struct {
 	Admission admission.Config `json:"admission,omitzero"`
 	// Connections says when connections end. All fields have defaults.
 	Connections connections.Config `json:"connections,omitzero"`
+	// Federation lists the foreign trust domains whose identities are verified, each by its own roots. Default none.
+	Federation []federating.RelationshipConfig `json:"federation,omitempty"`
+	// BundleEndpoint is where others get the roots of this trust domain, to federate with it. Default none.
+	BundleEndpoint *federating.EndpointConfig `json:"bundleEndpoint,omitempty"`
 }
 
 // IssuerConfig names the folder of a plugged-in issuer; exactly one field is set. Who can write it is the CA.
@@ -85,6 +98,10 @@ func (c *Config) setDefaults(file string) error {
 	for i := range c.Clusters {
 		paths = append(paths, c.Clusters[i].Paths()...)
 	}
+	for i := range c.Federation {
+		paths = append(paths, c.Federation[i].Paths()...)
+	}
+	paths = append(paths, c.BundleEndpoint.Paths()...)
 	if err := process.Absolute(file, paths...); err != nil {
 		return err
 	}

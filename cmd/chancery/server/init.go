@@ -17,6 +17,7 @@ import (
 	"github.com/chancery-project/chancery/ca/store"
 	"github.com/chancery-project/chancery/cmd/chancery/process"
 	"github.com/chancery-project/chancery/cmd/chancery/server/issuance"
+	"github.com/chancery-project/chancery/trust"
 )
 
 // Init makes sealing key, document and roots.pem, in this order; a crash on the way leaves what a second call
@@ -145,7 +146,7 @@ func (s *Settings) WriteRoots(doc *authority.Document) error {
 	if err != nil {
 		return err
 	}
-	if err := process.ReplaceFile(s.rootsFile(), bundle.PEM(), 0o644); err != nil {
+	if err := process.ReplaceFile(s.rootsFile(), trust.EncodeCertificates(bundle.All()...), 0o644); err != nil {
 		return fmt.Errorf("%w; `chancery authority show -c %s -o pem` prints them", err, s.file)
 	}
 	return nil

@@ -31,8 +31,10 @@ import (
 	"github.com/chancery-project/chancery/cmd/chancery/server/adminsocket"
 	"github.com/chancery-project/chancery/cmd/chancery/server/answering"
 	"github.com/chancery-project/chancery/cmd/chancery/server/clusters"
+	"github.com/chancery-project/chancery/cmd/chancery/server/federating"
 	"github.com/chancery-project/chancery/cmd/chancery/server/issuance"
 	"github.com/chancery-project/chancery/cmd/chancery/server/keystore"
+	"github.com/chancery-project/chancery/cmd/chancery/server/naming"
 	"github.com/chancery-project/chancery/cmd/chancery/server/parents"
 	"github.com/chancery-project/chancery/cmd/chancery/server/publishing"
 	"github.com/chancery-project/chancery/cmd/chancery/server/replicas"
@@ -48,35 +50,37 @@ import (
 
 // Server is all that `chancery server` runs. Open makes it, Listen and Run use it, Close ends it.
 type Server struct {
-	settings  *Settings
-	logger    *slog.Logger
-	log       *audit.Log
-	issuance  *issuelog.Log // nil without one
-	store     store.Store
-	sealer    *keys.Sealer
-	keys      keystore.Store // nil if keys lie sealed in the state
-	health    *keys.Health
-	authority *authority.Keeper
-	board     *board.Board // where it tells others on the store how it is
-	replicas  *replicas.Desk
-	desk      *revoking.Desk
-	rotation  *staged.Manager
-	rotating  *rotating.Desk
-	notes     *adminsocket.Notes
-	parent    *parents.Renewer // nil without one
-	clusters  []*clusters.Cluster
-	signer    *signing.Signer       // of Kubernetes' own requests; nil for none
-	publisher *publishing.Publisher // of roots in Kubernetes; nil for none
-	sampler   *ca.Sampler
-	requests  *csr.Metrics
-	report    *report.Reporter
-	keeper    *rotate.Keeper // of the server's own certificate
-	grpc      *csr.Server
-	registry  *prometheus.Registry
-	wasReady  atomic.Bool  // once since the start
-	listener  net.Listener // set by Listen
-	metrics   net.Listener // set by Listen
-	admin     net.Listener // set by Listen
+	settings   *Settings
+	logger     *slog.Logger
+	log        *audit.Log
+	issuance   *issuelog.Log // nil without one
+	store      store.Store
+	sealer     *keys.Sealer
+	keys       keystore.Store // nil if keys lie sealed in the state
+	health     *keys.Health
+	authority  *authority.Keeper
+	board      *board.Board // where it tells others on the store how it is
+	replicas   *replicas.Desk
+	desk       *revoking.Desk
+	rotation   *staged.Manager
+	rotating   *rotating.Desk
+	federation *federating.Desk
+	naming     *naming.Desk // nil without
+	notes      *adminsocket.Notes
+	parent     *parents.Renewer // nil without one
+	clusters   []*clusters.Cluster
+	signer     *signing.Signer       // of Kubernetes' own requests; nil for none
+	publisher  *publishing.Publisher // of roots in Kubernetes; nil for none
+	sampler    *ca.Sampler
+	requests   *csr.Metrics
+	report     *report.Reporter
+	keeper     *rotate.Keeper // of the server's own certificate
+	grpc       *csr.Server
+	registry   *prometheus.Registry
+	wasReady   atomic.Bool  // once since the start
+	listener   net.Listener // set by Listen
+	metrics    net.Listener // set by Listen
+	admin      net.Listener // set by Listen
 }
 
 // Open puts a server together. What it cannot work without is an error here, before anything listens; what is wrong in
@@ -99,10 +103,14 @@ func Open(ctx context.Context, settings *Settings, logger *slog.Logger) (_ *Serv
 		s.registry.MustRegister(issuance.Entries(s.issuance))
 	}
 	s.health = keys.NewHealth(keys.HealthConfig{Keys: s.authority.Keys, Logger: logger, Metrics: s.registry})
+	if err := s.openNaming(); err != nil {
+		return nil, settings.wrong(err)
+	}
 	s.desk = revoking.Open(revoking.Config{
 		Domain: settings.domain, Authority: s.authority, Sealer: s.sealer, Issuance: s.issuance, Board: s.board, Log: s.log, Clusters: slices.Collect(maps.Keys(byName)),
-		ActorOf: adminsocket.ActorOf, Own: s.ownSerial, Leaf: s.ownLeaf, Profile: settings.profile, Logger: logger, Metrics: s.registry,
+		ActorOf: adminsocket.ActorOf, Naming: s.naming.Source(), Own: s.ownSerial, Leaf: s.ownLeaf, Profile: settings.profile, Logger: logger, Metrics: s.registry,
 	})
+	s.naming.OnChange(s.desk.Agents().NamingChanged)
 	s.publisher, err = settings.publishing.Open(publishing.Env{
 		Bundle: func() (*trust.Bundle, error) { return s.authority.Document().Bundle(settings.domain) }, Drives: s.authority.Drives, Logger: logger, Metrics: s.registry,
 	})
@@ -110,11 +118,14 @@ func Open(ctx context.Context, settings *Settings, logger *slog.Logger) (_ *Serv
 		return nil, settings.wrong(err)
 	}
 	s.openRotation()
+	if err := s.openFederation(); err != nil {
+		return nil, settings.wrong(err)
+	}
 	s.replicas = replicas.Open(replicas.Config{Place: settings.place, Authority: s.authority, Board: s.board, Log: s.log, ActorOf: adminsocket.ActorOf, Metrics: s.registry})
 	s.sampler = newSampler(s.registry, logger)
 	s.requests = csr.NewMetrics(s.registry)
 	service, err := csr.NewService(csr.Config{
-		Domain: settings.domain, Issuer: s.authority.Issuer, Profile: settings.profile, Clusters: byName, Admission: settings.admission,
+		Domain: settings.domain, Present: s.authority.Present, Issuers: s.authority.Issuers, Aliases: settings.aliases, Profile: settings.profile, Clusters: byName, Admission: settings.admission,
 		Log: s.log, Sampler: s.sampler, Logger: logger, Metrics: s.requests,
 		Revocations: s.desk.Revoked, Agents: s.desk.Agents(), Checkpoints: s.desk.Checkpoints, Bundles: s.desk.Bundles(), Tainted: s.desk.Tainted,
 		MaxConnectionAge: settings.connections.MaxAge, DrainDelay: settings.connections.DrainDelay,
@@ -123,13 +134,13 @@ func Open(ctx context.Context, settings *Settings, logger *slog.Logger) (_ *Serv
 		return nil, err
 	}
 	s.signer, err = settings.signing.Open(signing.Env{
-		Domain: settings.domain, IssuerFor: s.issuerFor, Profile: settings.profile, Clusters: byName, Log: s.log, Sampler: s.sampler, Agents: s.desk.Agents(),
+		Domain: settings.domain, IssuerFor: s.authority.IssuerFor, Profile: settings.profile, Clusters: byName, Log: s.log, Sampler: s.sampler, Agents: s.desk.Agents(),
 		Revocations: s.desk.Revoked, Drives: s.authority.Drives, Logger: logger, Metrics: s.registry,
 	})
 	if err != nil {
 		return nil, settings.wrong(err)
 	}
-	s.keeper = rotate.NewKeeper(rotate.KeeperConfig{ID: trust.SystemID(settings.domain, "server"), Issue: s.issueOwn, Logger: logger})
+	s.keeper = rotate.NewKeeper(rotate.KeeperConfig{ID: trust.SystemID(s.authority.Present(), "server"), Issue: s.issueOwn, Logger: logger})
 	s.authority.OnUse(func() { s.keeper.Renew(0) }) // it has the roots along; and one that ended while there was no issuer need not wait for its next try
 	below, err := parents.Below(service, settings.domain, s.authority, settings.grants)
 	if err != nil {
@@ -142,10 +153,13 @@ func Open(ctx context.Context, settings *Settings, logger *slog.Logger) (_ *Serv
 	return s, nil
 }
 
-// issuerFor returns the issuer of an identity, and the name that it gets there.
-func (s *Server) issuerFor(id trust.ID) (*ca.Issuer, trust.ID, error) {
-	i, err := s.authority.Issuer()
-	return i, id, err
+// openNaming comes before the desk that tells agents.
+func (s *Server) openNaming() (err error) {
+	s.notes = adminsocket.NewNotes(s.log)
+	s.naming, err = s.settings.naming.Open(naming.Env{
+		Document: s.authority.Document, Domain: s.settings.domain, ActorOf: adminsocket.ActorOf, Note: s.notes.Note, Logger: s.logger, Metrics: s.registry,
+	})
+	return err
 }
 
 // openRotation comes after the desk that publishes: a rotation goes by what replicas say that they have published.
@@ -153,10 +167,21 @@ func (s *Server) openRotation() {
 	c := s.settings
 	s.rotation = staged.New(staged.Config{
 		Domain: c.domain, Authority: s.authority, Notes: s.board.All, Changed: s.board.Changed, Floor: max(c.rotation.Readers, c.publishing.Floor()), Unpublished: s.publisher.Unpublished, LeafTTL: c.profile.MaxTTL(), Typical: c.profile.DefaultTTL(),
-		RootMaxAge: c.rotation.RootMaxAge, Blind: func() []string { return s.desk.Agents().NotEnforcing(time.Now()) }, Log: s.log, Logger: s.logger, Metrics: s.registry,
+		RootMaxAge: c.rotation.RootMaxAge, Blind: func() []string { return s.desk.Agents().NotEnforcing(time.Now()) }, Former: rotating.Former(s.desk.Agents().Former), Log: s.log, Logger: s.logger, Metrics: s.registry,
 	})
-	s.notes = adminsocket.NewNotes(s.log)
-	s.rotating = rotating.Open(rotating.DeskConfig{Domain: c.domain, Manager: s.rotation, ActorOf: adminsocket.ActorOf, Note: s.notes.Note})
+	s.rotating = rotating.Open(rotating.DeskConfig{Manager: s.rotation, ActorOf: adminsocket.ActorOf, Note: s.notes.Note})
+}
+
+// openFederation comes after the notes of who reads what.
+func (s *Server) openFederation() (err error) {
+	c := s.settings
+	s.federation, err = federating.Open(federating.Config{
+		Place: c.federation, Domain: c.domain, Authority: s.authority, Log: s.log, Own: s.own, ActorOf: adminsocket.ActorOf, Note: s.notes.Note, Logger: s.logger, Metrics: s.registry,
+	})
+	if err == nil {
+		s.desk.Agents().OnUnknown(s.federation.Unknown)
+	}
+	return err
 }
 
 // rootsFile is for agents that are new: missing on a server that is new on a shared store, and other roots after a rotation.
@@ -219,6 +244,10 @@ func (s *Server) firstLog(ctx context.Context) error {
 	doc, err := authority.DecodeDocument(data, version, s.sealer)
 	if err != nil {
 		return err
+	}
+	c.InLine(doc)
+	if now := doc.Present(c.domain).String(); now != c.TrustDomain {
+		s.logger.Warn("trustDomain in the config is not what this authority is now, since it migrated or does; it works all the same", "trustDomain", c.TrustDomain, "present", now)
 	}
 	made, err := issuance.First(c.IssuanceLog, authority.Config{Domain: c.domain, Replica: c.place.Replica()}, doc)
 	if made {
@@ -315,7 +344,7 @@ func (s *Server) ready() error {
 	if end := own.NotAfter(); time.Now().After(end) {
 		return fmt.Errorf("the server's own certificate ended at %s", end.UTC().Format(time.RFC3339))
 	}
-	for _, err := range []error{s.health.Err(s.authority.KeyName()), s.authority.Err(), s.board.Err()} {
+	for _, err := range []error{s.health.Err(s.authority.KeyName()), s.authority.Whole(), s.health.Err(s.authority.SecondKey()), s.authority.Err(), s.board.Err()} {
 		if err != nil {
 			return err
 		}
@@ -350,6 +379,9 @@ func (s *Server) Listen() (listen, metrics net.Addr, err error) {
 	if s.admin, err = adminsocket.Listen(s.settings.AdminSocket()); err != nil {
 		return nil, nil, err
 	}
+	if err := s.federation.Listen(); err != nil {
+		return nil, nil, s.settings.wrong(err)
+	}
 	return s.listener.Addr(), s.metrics.Addr(), nil
 }
 
@@ -367,6 +399,7 @@ func (s *Server) Run(told context.Context, started func()) error {
 	g.Go(func() error { return s.rotation.Run(ctx) })
 	g.Go(func() error { return s.rootsFile().Run(ctx) })
 	g.Go(func() error { return s.replicas.Run(ctx) })
+	g.Go(func() error { return s.federation.Run(ctx) })
 	g.Go(func() error {
 		return s.store.Watch(ctx, func() {
 			s.authority.Wake()
@@ -382,6 +415,7 @@ func (s *Server) Run(told context.Context, started func()) error {
 		g.Go(func() error { return s.issuance.Run(ctx) })
 	}
 	g.Go(func() error { return s.desk.Run(ctx) })
+	g.Go(func() error { return s.naming.Run(ctx) })
 	g.Go(func() error {
 		s.parent.Wait(ctx, s.authority)
 		return s.keeper.Run(ctx)
@@ -405,7 +439,7 @@ func (s *Server) Run(told context.Context, started func()) error {
 
 // service answers admins.
 func (s *Server) service() answering.Service {
-	return answering.Service{Desk: *s.desk, Rotations: s.rotating, Authority: s.authority, Log: s.log, Report: s.report, Replicas: s.replicas, Export: s.exporter().Export}
+	return answering.Service{Desk: *s.desk, Rotations: s.rotating, Federation: s.federation, Naming: s.naming, Authority: s.authority, Log: s.log, Report: s.report, Replicas: s.replicas, Export: s.exporter().Export}
 }
 
 func (s *Server) exporter() answering.Exporter {
@@ -430,7 +464,7 @@ func (r *reasons) told(err error, now time.Time) { r.last, r.next = err.Error(),
 
 // watchReady keeps gRPC health in step with readiness and writes the address file.
 func (s *Server) watchReady(ctx context.Context, started func()) error {
-	addrs := fmt.Sprintf("listen=%s\nmetrics=%s\n", s.listener.Addr(), s.metrics.Addr())
+	addrs := fmt.Sprintf("%slisten=%s\nmetrics=%s\n", s.federation.AddrLine(), s.listener.Addr(), s.metrics.Addr())
 	if err := process.WriteAddrFile(s.settings.AddrFile, addrs); err != nil {
 		return err
 	}
@@ -511,6 +545,7 @@ func (s *Server) Close() {
 			l.Close()
 		}
 	}
+	s.federation.Close()
 	if s.log != nil {
 		s.log.Close()
 	}

@@ -15,9 +15,11 @@ import (
 	"github.com/chancery-project/chancery/cmd/chancery/server/admission"
 	"github.com/chancery-project/chancery/cmd/chancery/server/clusters"
 	"github.com/chancery-project/chancery/cmd/chancery/server/connections"
+	"github.com/chancery-project/chancery/cmd/chancery/server/federating"
 	"github.com/chancery-project/chancery/cmd/chancery/server/keystore"
 	"github.com/chancery-project/chancery/cmd/chancery/server/lifetimes"
 	"github.com/chancery-project/chancery/cmd/chancery/server/names"
+	"github.com/chancery-project/chancery/cmd/chancery/server/naming"
 	"github.com/chancery-project/chancery/cmd/chancery/server/parents"
 	"github.com/chancery-project/chancery/cmd/chancery/server/publishing"
 	"github.com/chancery-project/chancery/cmd/chancery/server/rotating"
@@ -32,7 +34,8 @@ import (
 type Settings struct {
 	Config
 	file        string
-	domain      trust.Domain
+	domain      trust.Domain   // names the line in the authority document once that is known; see InLine
+	aliases     []trust.Domain // of identities that count as ours
 	profile     *ca.Profile
 	keys        *keystore.Place
 	lifetimes   *lifetimes.Lifetimes
@@ -44,9 +47,11 @@ type Settings struct {
 	dns         []string // with ips, what the server's certificate names
 	ips         []netip.Addr
 	clusters    *clusters.Clusters
+	naming      *naming.Place // nil without
 	place       *stores.Place // where the state lies
 	signing     *signing.Plan
 	publishing  *publishing.Plan
+	federation  *federating.Place
 }
 
 // Load reads a config file.
@@ -86,6 +91,14 @@ func (s *Settings) explainStore(err error) error {
 	return s.place.Explain(err, s.file)
 }
 
+// InLine goes by the line of trust domains that a document has, whichever of its names the config gives: what is noted and authenticated by a
+// trust domain's name is by that of the line.
+func (s *Settings) InLine(doc *authority.Document) {
+	if doc != nil {
+		s.domain, _ = doc.Line(s.domain)
+	}
+}
+
 // rootsFile is where `authority init` writes the roots, for agents: beside the state.
 func (s *Settings) rootsFile() string { return s.place.Beside("roots.pem") }
 
@@ -99,6 +112,9 @@ func (s *Settings) parse() (err error) {
 	if s.domain, err = trust.ParseDomain(s.TrustDomain); err != nil {
 		return fmt.Errorf("trustDomain: %w", err)
 	}
+	if s.aliases, err = names.ParseAliases(s.TrustDomainAliases, s.domain); err != nil {
+		return err
+	}
 	if s.profile, err = ca.NewProfile("workload", s.Profile); err != nil {
 		return err // it names the profile
 	}
@@ -108,7 +124,10 @@ func (s *Settings) parse() (err error) {
 	if s.lifetimes, err = lifetimes.Parse(s.Lifetimes, s.profile.DefaultTTL()); err != nil {
 		return err
 	}
-	if s.rotation, err = rotating.Parse(s.Rotation, s.profile.MaxTTL(), s.lifetimes.Root, s.Issuer != nil || s.Parent != nil); err != nil {
+	if s.federation, err = federating.Parse(s.Federation, s.BundleEndpoint, s.domain, nil); err != nil {
+		return err
+	}
+	if s.rotation, err = rotating.Parse(s.Rotation.AtLeast(s.federation.Readers()), s.profile.MaxTTL(), s.lifetimes.Root, s.Issuer != nil || s.Parent != nil); err != nil {
 		return err
 	}
 	if s.admission, err = admission.Parse(s.Admission); err != nil {
@@ -124,6 +143,9 @@ func (s *Settings) parse() (err error) {
 		return err
 	}
 	if s.publishing, err = publishing.Parse(s.Publishing, s.domain, s.clusters); err != nil {
+		return err
+	}
+	if s.naming, err = naming.Parse(s.Naming, s.domain, s.Clusters); err != nil {
 		return err
 	}
 	if s.parent, err = parents.Parse(s.Parent); err != nil {
@@ -198,6 +220,7 @@ func (s *Settings) checkFiles() error {
 		read = append(read, process.File{Field: fmt.Sprintf("clusters[%d].jwksFile", i), Path: c.JWKSFile},
 			process.File{Field: fmt.Sprintf("clusters[%d].kubeconfig", i), Path: c.Kubeconfig})
 	}
+	read = append(read, s.federation.Files()...)
 	for _, path := range s.Parent.Paths() {
 		read = append(read, process.File{Field: "a file of parent", Path: *path})
 	}

@@ -167,9 +167,10 @@ func (r *restoring) read(path string) (err error) {
 	if r.export, r.from, err = backup.Open(data, r.sealer); err != nil {
 		return fmt.Errorf("export %s: %w", path, err)
 	}
-	if err := r.export.CheckDomain(r.settings.TrustDomain); err != nil {
+	if err := r.export.CheckDomain(r.from, r.settings.Domain()); err != nil {
 		return fmt.Errorf("export %s: %w", path, err)
 	}
+	r.settings.InLine(r.from)
 	return nil
 }
 
@@ -198,7 +199,7 @@ func (r *restoring) look(ctx context.Context) (err error) {
 	switch {
 	case err != nil:
 		return fmt.Errorf("%s holds something that is not of this authority (%w): move it away first, or %s", place, err, place.Another())
-	case r.present.Domains[r.settings.TrustDomain] == nil:
+	case r.present.Of(r.settings.Domain()) == nil:
 		return fmt.Errorf("%s holds the authorities of another trust domain: %s", place, place.Another())
 	}
 	return r.checkStopped(ctx)

@@ -107,6 +107,7 @@ func stateOf(r *chanceryv1.GetStatusResponse) (*checkup.State, error) {
 		}
 	}
 	s.Rotation = rotationOf(r.GetRotation())
+	s.Federation, s.BundleEndpoint = federationOf(r)
 	for _, c := range r.GetClusters() {
 		s.Clusters = append(s.Clusters, checkup.Cluster{Name: c.GetName(), NotReady: c.GetNotReady(), WasReady: c.GetWasReady()})
 	}
@@ -114,12 +115,26 @@ func stateOf(r *chanceryv1.GetStatusResponse) (*checkup.State, error) {
 	return s, nil
 }
 
+func federationOf(r *chanceryv1.GetStatusResponse) (all []checkup.Federated, e *checkup.BundleEndpoint) {
+	for _, f := range r.GetFederation() {
+		x := f.GetRelationship()
+		all = append(all, checkup.Federated{
+			TrustDomain: f.GetTrustDomain(), Since: timeOf(f.GetSince()), Roots: int(f.GetRoots()), URL: x.GetUrl(), RefreshHint: x.GetRefreshHint().AsDuration().Seconds(),
+			LastSuccess: timeOf(x.GetLastSuccess()), LastTry: timeOf(x.GetLastTry()), NextTry: timeOf(x.GetNextTry()), Error: x.GetError(),
+		})
+	}
+	if b := r.GetBundleEndpoint(); b != nil {
+		e = &checkup.BundleEndpoint{Listen: b.GetListen(), Error: b.GetError(), NotAfter: timeOf(b.GetNotAfter())}
+	}
+	return all, e
+}
+
 func rotationOf(r *chanceryv1.Rotation) *checkup.Rotation {
 	if r == nil {
 		return nil
 	}
 	out := &checkup.Rotation{
-		ID: r.GetId(), Kind: r.GetKind(), Reason: r.GetReason(), Started: r.GetStarted().AsTime(), Phase: r.GetPhase(), Since: r.GetSince().AsTime(), Latest: timeOf(r.GetLatest()),
+		ID: r.GetId(), Kind: r.GetKind(), Reason: r.GetReason(), FromDomain: r.GetFromDomain(), ToDomain: r.GetToDomain(), Started: r.GetStarted().AsTime(), Phase: r.GetPhase(), Since: r.GetSince().AsTime(), Latest: timeOf(r.GetLatest()),
 		Paused: timeOf(r.GetPaused()), PausedBy: r.GetPausedBy(), Back: r.GetBack(), Trouble: r.GetTrouble(), Gates: []checkup.Gate{}, Overrides: []checkup.Override{},
 	}
 	if d := r.GetPhaseEstimate(); d != nil {

@@ -45,6 +45,7 @@ func Print(out io.Writer, s *checkup.State) {
 	if r := s.Rotation; r != nil {
 		printRotation(say, s.Time, r)
 	}
+	printFederation(say, s)
 	for _, c := range s.Clusters {
 		if c.NotReady == "" {
 			say("cluster %s ready", c.Name)
@@ -56,6 +57,21 @@ func Print(out io.Writer, s *checkup.State) {
 		if k[1] != "" {
 			say("%s%s", k[0], orError(k[1]))
 		}
+	}
+}
+
+// printFederation prints whose roots there are beside our own, in short; `chancery trust list` says more.
+func printFederation(say func(string, ...any), s *checkup.State) {
+	for i := range s.Federation {
+		f := &s.Federation[i]
+		if f.Since == nil {
+			say("federated trust domain %s, no bundle yet%s", f.TrustDomain, orError(f.Error))
+			continue
+		}
+		say("federated trust domain %s, %d roots, bundle taken over %s%s", f.TrustDomain, f.Roots, ago(s.Time, f.Since), orError(f.Error))
+	}
+	if e := s.BundleEndpoint; e != nil {
+		say("bundle endpoint %s%s", e.Listen, orError(e.Error))
 	}
 }
 
@@ -71,7 +87,7 @@ func printCRLs(say func(string, ...any), now time.Time, c *checkup.CRLs) {
 
 // printRotation prints a rotation in short; `chancery rotate status` says more.
 func printRotation(say func(string, ...any), now time.Time, r *checkup.Rotation) {
-	words := fmt.Sprintf("rotation %s of the %s, started %s, in phase %s since %s", r.ID, r.Kind, ago(now, &r.Started), r.Phase, stamp(r.Since))
+	words := fmt.Sprintf("%s, started %s, in phase %s since %s", r.Name(), ago(now, &r.Started), r.Phase, stamp(r.Since))
 	if r.Back {
 		words += ", ROLLED BACK"
 	}

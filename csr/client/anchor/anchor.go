@@ -140,16 +140,62 @@ func (a *Anchor) read(s trust.SignedBundle) (*trust.Bundle, error) {
 	return Parse(a.config.Domain, &b)
 }
 
-// Parse reads a bundle, which must be of the domain.
+// maxKin bounds the other trust domains of an authority.
+const maxKin = 100
+
+// Parse reads a bundle with its kin. The domain must be one of these: a migration makes another one the first.
 func Parse(domain trust.Domain, b *chanceryv1.Bundle) (*trust.Bundle, error) {
 	roots, err := Certificates(b.GetRoots())
 	if err != nil {
 		return nil, fmt.Errorf("reading bundle: %w", err)
 	}
-	if td := b.GetTrustDomain(); td != domain.String() {
-		return nil, fmt.Errorf("the server answered with the bundle of %q; expected %s", td, domain)
+	own, err := trust.ParseDomain(b.GetTrustDomain())
+	if err != nil {
+		return nil, fmt.Errorf("reading bundle: %w", err)
 	}
-	return trust.NewBundle(domain, b.GetGeneration(), roots)
+	bundle, err := trust.NewBundle(own, b.GetGeneration(), roots)
+	if err != nil {
+		return nil, err
+	}
+	kin, err := parseKin(b)
+	if err != nil {
+		return nil, fmt.Errorf("reading bundle of %s: %w", own, err)
+	}
+	if bundle, err = bundle.WithKin(kin...); err != nil {
+		return nil, err
+	}
+	if bundle.Of(domain) == nil {
+		return nil, fmt.Errorf("the server answered with the bundle of %q; expected %s", own, domain)
+	}
+	return bundle, nil
+}
+
+func parseKin(b *chanceryv1.Bundle) ([]*trust.Bundle, error) {
+	if n := len(b.GetKin()); n > maxKin {
+		return nil, fmt.Errorf("%d trust domains of the same authority; at most %d are allowed", n, maxKin)
+	}
+	var out []*trust.Bundle
+	for i, k := range b.GetKin() {
+		d, err := trust.ParseDomain(k.GetTrustDomain())
+		if err != nil {
+			return nil, fmt.Errorf("kin %d: %w", i, err)
+		}
+		if i > 0 && d.String() <= b.GetKin()[i-1].GetTrustDomain() {
+			return nil, fmt.Errorf("kin %d: %s comes after %s; expected the order of their names, each once", i, d, b.GetKin()[i-1].GetTrustDomain())
+		}
+		var roots []*x509.Certificate
+		if len(k.GetRoots()) > 0 { // a former domain has none
+			if roots, err = Certificates(k.GetRoots()); err != nil {
+				return nil, fmt.Errorf("kin %s: %w", d, err)
+			}
+		}
+		one, err := trust.NewBundle(d, b.GetGeneration(), roots)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, one)
+	}
+	return out, nil
 }
 
 // Certificates reads those of an answer, DER each: at least one, and no more than a bundle or a chain may have.
@@ -173,7 +219,8 @@ func signedOf(s *chanceryv1.SignedBundle) trust.SignedBundle {
 }
 
 // Take returns the bundle to go by of what a verified server has sent: the signed one, by the pinned key, which is pinned now if
-// none was before. A server without a bundle key is taken at its word as long as none is pinned.
+// none was before. A server without a bundle key is taken at its word as long as none is pinned; but that the own trust domain has
+// become another one has to be signed.
 func (a *Anchor) Take(plain *chanceryv1.Bundle, signed *chanceryv1.SignedBundle) (*trust.Bundle, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -181,7 +228,11 @@ func (a *Anchor) Take(plain *chanceryv1.Bundle, signed *chanceryv1.SignedBundle)
 		if a.key != nil {
 			return nil, fmt.Errorf("the bundle is not signed; it should be, by the key %s, as those before were%s", trust.KeyFingerprint(a.key), a.remedy())
 		}
-		return Parse(a.config.Domain, plain)
+		bundle, err := Parse(a.config.Domain, plain)
+		if err == nil && bundle.Domain() != a.config.Domain {
+			return nil, fmt.Errorf("the server answered with the bundle of %q; expected %s, since nothing signs that it has taken its place", bundle.Domain(), a.config.Domain)
+		}
+		return bundle, err
 	}
 	bundle, _, err := a.take(signedOf(signed))
 	return bundle, err
@@ -253,14 +304,14 @@ func (a *Anchor) take(s trust.SignedBundle) (b *trust.Bundle, news bool, err err
 // leave notes which roots leave with a new bundle. mu is held.
 func (a *Anchor) leave(next *trust.Bundle) {
 	in := map[[sha256.Size]byte]bool{}
-	for _, r := range next.Roots() {
+	for _, r := range next.All() {
 		in[sha256.Sum256(r.Raw)] = true
 	}
 	a.left = slices.DeleteFunc(a.left, func(l [sha256.Size]byte) bool { return in[l] })
 	if a.bundle == nil {
 		return
 	}
-	for _, r := range a.bundle.Roots() {
+	for _, r := range a.bundle.All() {
 		if sum := sha256.Sum256(r.Raw); !in[sum] {
 			a.left = append(a.left, sum)
 		}
@@ -306,6 +357,13 @@ func (a *Anchor) Pinned() bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.key != nil
+}
+
+// Key returns the bundle key that is pinned; nil if none is. Callers must not change it.
+func (a *Anchor) Key() ed25519.PublicKey {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.key
 }
 
 // Bundle returns the newest bundle that the pinned key has signed; nil if there is none.

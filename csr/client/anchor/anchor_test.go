@@ -211,6 +211,60 @@ func TestFaultsOfTheFile(t *testing.T) {
 }
 
 // Whatever the file holds makes an error, or something that the key in it has signed.
+// TestD10TheLine: the bundle that the pinned key has signed may be of another domain of the same authority by now, the own one is among
+// its kin; and the roots of each vouch for its own identities only. Nobody's word but that key's is taken for it.
+func TestD10TheLine(t *testing.T) {
+	key, r1, r2 := newKey(), newRoot("r1"), newRoot("r2")
+	old := must(trust.ParseDomain("old"))
+	domain := func(d string, roots ...*x509.Certificate) *chanceryv1.DomainRoots {
+		return &chanceryv1.DomainRoots{TrustDomain: d, Roots: bundle(0, roots...).GetRoots()}
+	}
+	with := func(b *chanceryv1.Bundle, kin ...*chanceryv1.DomainRoots) *chanceryv1.Bundle { b.Kin = kin; return b }
+	file := filepath.Join(t.TempDir(), "bundle")
+	open := func() *Anchor { return must(Open(Config{File: file, Domain: old})) }
+	a := open()
+	first := bundle(1, r1)
+	first.TrustDomain = "old"
+	if _, err := a.Take(with(bundle(1, r2), domain("old", r1)), nil); err == nil || !strings.Contains(err.Error(), "nothing signs that it has taken its place") {
+		t.Errorf("a server's word that the domain is another one: %v", err)
+	}
+	if b, err := a.Take(with(first, domain("new", r2)), nil); err != nil || len(b.Kin()) != 1 {
+		t.Errorf("a server's word of kin, before a key is pinned: %v, %v", b, err)
+	}
+	first.Kin = nil
+	must(a.Take(nil, sign(key, first)))
+	for name, b := range map[string]*chanceryv1.Bundle{
+		"not of the line":  with(bundle(2, r2), domain("older")),
+		"twice":            with(bundle(2, r2), domain("old", r1), domain("old")),
+		"not in order":     with(bundle(2, r2), domain("x"), domain("old", r1)),
+		"itself":           with(bundle(2, r2), domain("old", r1), domain("td")),
+		"a shared root":    with(bundle(2, r2), domain("old", r2)),
+		"no roots":         with(bundle(2), domain("old", r1)),
+		"no domain":        with(bundle(2, r2), domain("", r1)),
+		"no certificate":   with(bundle(2, r2), &chanceryv1.DomainRoots{TrustDomain: "old", Roots: [][]byte{{1}}}),
+		"of nobody's name": with(&chanceryv1.Bundle{TrustDomain: "TD", Generation: 2, Roots: [][]byte{r2.Raw}}, domain("old", r1)),
+	} {
+		if got, err := a.Take(nil, sign(key, b)); err == nil {
+			t.Errorf("%s: taken as %v", name, got)
+		}
+	}
+	if _, err := a.Take(nil, sign(newKey(), with(bundle(2, r2), domain("old", r1)))); err == nil {
+		t.Error("another key made it another domain")
+	}
+	must(a.Take(nil, sign(key, with(bundle(2, r2), domain("old", r1)))))
+	must(a.Take(nil, sign(key, with(bundle(3, r2), domain("old"))))) // it is a former one now
+	for range 2 {
+		b := a.Bundle()
+		if b.Domain() != td || b.Generation() != 3 || b.Of(old) == nil || len(b.Of(old).Roots()) != 0 || b.Of(old).Generation() != 3 || len(b.All()) != 1 {
+			t.Errorf("what counts is %v", b)
+		}
+		if !a.HasLeft(r1) || a.HasLeft(r2) {
+			t.Error("it is not known which root has left")
+		}
+		a = open() // and the same after a restart
+	}
+}
+
 func FuzzParse(f *testing.F) {
 	dir := f.TempDir()
 	a := must(Open(Config{File: filepath.Join(dir, "bundle"), Domain: td}))

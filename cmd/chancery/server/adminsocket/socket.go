@@ -41,7 +41,7 @@ func Listen(path string) (net.Listener, error) {
 
 // Serve serves the admin API until ctx ends.
 func Serve(ctx context.Context, l net.Listener, admin chanceryv1.AdminServer) error {
-	g := grpc.NewServer(grpc.Creds(socket.Credentials{}), grpc.MaxRecvMsgSize(64<<10))
+	g := grpc.NewServer(grpc.Creds(socket.Credentials{}), grpc.MaxRecvMsgSize(maxRequest))
 	chanceryv1.RegisterAdminServer(g, admin)
 	stop := context.AfterFunc(ctx, g.Stop)
 	defer stop()
@@ -114,6 +114,9 @@ func explain(path string, err error) error {
 	}
 	return fmt.Errorf("asking the server on admin socket %s: %w", path, err)
 }
+
+// maxRequest bounds a request: the bundle of a trust domain has 1 MiB at most.
+const maxRequest = 1<<20 + 64<<10
 
 // maxAnswer bounds an answer of the admin API: what is kept of the SVIDs that agents serve has 48 MiB at most.
 const maxAnswer = 64 << 20

@@ -15,6 +15,8 @@ import (
 	"github.com/chancery-project/chancery/ca/audit"
 	"github.com/chancery-project/chancery/ca/authority"
 	"github.com/chancery-project/chancery/cmd/chancery/server/adminsocket"
+	"github.com/chancery-project/chancery/cmd/chancery/server/federating"
+	"github.com/chancery-project/chancery/cmd/chancery/server/naming"
 	"github.com/chancery-project/chancery/cmd/chancery/server/replicas"
 	"github.com/chancery-project/chancery/cmd/chancery/server/report"
 	"github.com/chancery-project/chancery/cmd/chancery/server/revoking"
@@ -26,6 +28,8 @@ import (
 type Service struct {
 	revoking.Desk // answers what is about revocation and agents
 	Rotations     *rotating.Desk
+	Naming        *naming.Desk // nil without
+	Federation    *federating.Desk
 	Authority     *authority.Keeper
 	Log           *audit.Log
 	Report        *report.Reporter
@@ -77,6 +81,26 @@ func (s Service) GetRotation(ctx context.Context, q *chanceryv1.GetRotationReque
 // ChangeRotation changes it.
 func (s Service) ChangeRotation(ctx context.Context, q *chanceryv1.ChangeRotationRequest) (*chanceryv1.RotationStatus, error) {
 	return s.Rotations.ChangeRotation(ctx, q)
+}
+
+// ShowNaming says who may serve a service.
+func (s Service) ShowNaming(ctx context.Context, q *chanceryv1.ShowNamingRequest) (*chanceryv1.ShowNamingResponse, error) {
+	return s.Naming.ShowNaming(ctx, q)
+}
+
+// ListTrust shows the trust domains whose roots are known.
+func (s Service) ListTrust(ctx context.Context, q *chanceryv1.ListTrustRequest) (*chanceryv1.ListTrustResponse, error) {
+	return s.Federation.ListTrust(ctx, q)
+}
+
+// ImportTrust takes a foreign one's bundle, or forgets one.
+func (s Service) ImportTrust(ctx context.Context, q *chanceryv1.ImportTrustRequest) (*chanceryv1.ImportTrustResponse, error) {
+	return s.Federation.ImportTrust(ctx, q)
+}
+
+// RefreshTrust fetches it.
+func (s Service) RefreshTrust(ctx context.Context, q *chanceryv1.RefreshTrustRequest) (*chanceryv1.RefreshTrustResponse, error) {
+	return s.Federation.RefreshTrust(ctx, q)
 }
 
 // ExportState returns an export of the document. Who asked goes into the audit log first.

@@ -5,6 +5,7 @@
 package issuance
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -16,6 +17,7 @@ import (
 	"github.com/chancery-project/chancery/ca/audit"
 	"github.com/chancery-project/chancery/ca/authority"
 	"github.com/chancery-project/chancery/ca/issuelog"
+	"github.com/chancery-project/chancery/ca/replica"
 	"github.com/chancery-project/chancery/trust"
 )
 
@@ -82,7 +84,7 @@ func Attach(ctx context.Context, dir string, c authority.Config, doc *authority.
 	if c.IssuanceLog, err = Create(dir, c.Domain, own.ID); err != nil {
 		return false, err
 	}
-	if err := authority.AttachLog(ctx, c); err != nil {
+	if err := replica.AttachLog(ctx, c.Store, c.Sealer, cmp.Or(c.Replica, "server"), c.IssuanceLog); err != nil {
 		return false, fmt.Errorf("making the issuance log of an authority that exists: %w", err)
 	}
 	return true, nil

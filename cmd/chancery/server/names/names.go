@@ -1,5 +1,5 @@
 // Package names owns the `serverNames` of a server's config: what clients reach it by, and its certificate names (decision
-// D15).
+// D15); and `trustDomainAliases`: whose identities count as its own.
 //
 // It refuses what no client could reach a server by, such as wildcards, URLs and unspecified addresses.
 package names
@@ -8,7 +8,10 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"strings"
+
+	"github.com/chancery-project/chancery/trust"
 )
 
 // Parse splits names into DNS names and IPs. The default is the host of listen, and localhost.
@@ -40,6 +43,30 @@ func Parse(names []string, listen string) (dns []string, ips []netip.Addr, err e
 		}
 	}
 	return dns, ips, nil
+}
+
+// maxAliases bounds the trust domains whose identities count as ours.
+const maxAliases = 32
+
+// ParseAliases reads `trustDomainAliases`.
+func ParseAliases(all []string, own trust.Domain) ([]trust.Domain, error) {
+	if len(all) > maxAliases {
+		return nil, fmt.Errorf("trustDomainAliases lists %d trust domains; at most %d are read", len(all), maxAliases)
+	}
+	var aliases []trust.Domain
+	for i, name := range all {
+		d, err := trust.ParseDomain(name)
+		switch {
+		case err != nil:
+			return nil, fmt.Errorf("trustDomainAliases[%d]: %w", i, err)
+		case d == own:
+			return nil, fmt.Errorf("trustDomainAliases[%d]: %s is trustDomain itself; list others, or leave it out", i, d)
+		case slices.Contains(aliases, d):
+			return nil, fmt.Errorf("trustDomainAliases[%d]: %s is listed twice", i, d)
+		}
+		aliases = append(aliases, d)
+	}
+	return aliases, nil
 }
 
 func isHostName(s string) bool {

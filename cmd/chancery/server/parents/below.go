@@ -24,6 +24,9 @@ type signer struct {
 }
 
 func (s signer) sign(ctx context.Context, pub crypto.PublicKey, terms ca.IssuerTerms, who audit.Requester) ([]*x509.Certificate, error) {
+	if r := s.authority.Document().Rotating(s.domain); r != nil && r.Migration != nil { // it would pin one root, of one trust domain
+		return nil, fmt.Errorf("%w: no issuer for a server below while trust domain %s migrates to %s", ca.ErrNotReady, r.Migration.From, r.Migration.To)
+	}
 	chain, err := s.authority.SignIssuer(ctx, pub, terms, who)
 	if err != nil {
 		return nil, err
@@ -35,7 +38,7 @@ func (s signer) sign(ctx context.Context, pub crypto.PublicKey, terms ca.IssuerT
 		if err != nil {
 			return err
 		}
-		if root.ID != given.Root || root.Tainted != nil {
+		if r := state.Rotation; root.ID != given.Root || root.Tainted != nil || r != nil && r.Migration != nil {
 			return fmt.Errorf("root %s does not sign any more", given.Root)
 		}
 		all, changed := below.Note(state.Below, given, time.Now())

@@ -152,5 +152,9 @@ func Below(service *csr.Service, td trust.Domain, a *authority.Keeper, grants ma
 	if err := a.SignsIssuers(); err != nil {
 		return nil, fmt.Errorf("issuers: %w", err)
 	}
-	return []*grpc.ServiceDesc{issuers.Describe(service, issuers.Config{Domain: td, Grants: grants, Sign: signer{td, a}.sign})}, nil
+	of := map[trust.ID]issuers.Grant{}
+	for id, g := range grants { // as the config names the trust domain
+		of[id.WithDomain(td)] = g
+	}
+	return []*grpc.ServiceDesc{issuers.Describe(service, issuers.Config{Domain: td, Present: a.Present, Grants: of, Sign: signer{td, a}.sign})}, nil
 }

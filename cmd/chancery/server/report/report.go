@@ -54,6 +54,7 @@ type Config struct {
 	Crls        func() *chanceryv1.GetStatusResponse_Crls // nil without any
 	Store       func() *chanceryv1.GetStatusResponse_Store
 	Rotation    func() *chanceryv1.Rotation // nil for none under way
+	Federation  func() ([]*chanceryv1.GetStatusResponse_Federated, *chanceryv1.GetStatusResponse_BundleEndpoint)
 }
 
 // Cluster is a cluster whose tokens are accepted.
@@ -79,7 +80,7 @@ func (r *Reporter) Status(actor string) (*chanceryv1.GetStatusResponse, error) {
 	r.config.Notes.Note(actor, "status")
 	c, now := r.config, time.Now()
 	resp := &chanceryv1.GetStatusResponse{
-		Time: timestamppb.New(now), Started: timestamppb.New(r.started), TrustDomain: c.Domain.String(), NotReady: text(c.Ready()), WasReady: c.WasReady(),
+		Time: timestamppb.New(now), Started: timestamppb.New(r.started), TrustDomain: c.Authority.Present().String(), NotReady: text(c.Ready()), WasReady: c.WasReady(),
 		MaxTtl: durationpb.New(c.MaxTTL),
 	}
 	stores, err := r.authorities(resp, now)
@@ -109,6 +110,9 @@ func (r *Reporter) Status(actor string) (*chanceryv1.GetStatusResponse, error) {
 		resp.Rotation = c.Rotation()
 	}
 	resp.SigningError, resp.PublishingError = c.Signing(), c.Publishing()
+	if c.Federation != nil {
+		resp.Federation, resp.BundleEndpoint = c.Federation()
+	}
 	for _, k := range c.Clusters {
 		resp.Clusters = append(resp.Clusters, &chanceryv1.GetStatusResponse_Cluster{Name: k.Name, NotReady: text(k.Ready()), WasReady: k.WasReady()})
 	}
@@ -120,7 +124,7 @@ func (r *Reporter) authorities(resp *chanceryv1.GetStatusResponse, now time.Time
 	c := r.config
 	var chain, roots []*x509.Certificate
 	if i := c.Authority.InUse(); i != nil {
-		chain, roots = chainOf(i), i.Bundle().Roots()
+		chain, roots = chainOf(i), i.Bundle().All()
 	}
 	inv, err := checkup.Take(c.Authority.Document(), c.Domain, chain, roots, c.Plugged, now)
 	if err != nil {

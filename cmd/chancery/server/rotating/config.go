@@ -15,8 +15,18 @@ type Config struct {
 	RootMaxAge string `json:"rootMaxAge,omitempty"`
 	// Readers is how long those need to get a new set of roots who cannot say that they have it: federated peers, ConfigMaps,
 	// ClusterTrustBundles. A rotation waits at least that long before it signs under a new root: max(5 x the refresh hint,
-	// 2 x kubelet's sync period + the time after which the client reads its file again). At most 168h. Default 0s: there are none.
+	// 2 x kubelet's sync period + the time after which the client reads its file again). At most 168h. Default 0s: there are none, or,
+	// with a bundleEndpoint, five times its refreshHint, which is the least then.
 	Readers string `json:"readers,omitempty"`
+}
+
+// AtLeast returns the config with Readers of so long at least (decision D3): as long as a bundle endpoint's readers take. What does not
+// parse stays as it is, for Parse.
+func (c Config) AtLeast(readers time.Duration) Config {
+	if have, err := process.Duration("", c.Readers); err == nil && have < readers {
+		c.Readers = readers.String()
+	}
+	return c
 }
 
 // Times are a Config that was checked.

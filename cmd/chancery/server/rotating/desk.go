@@ -18,20 +18,18 @@ import (
 	"github.com/chancery-project/chancery/ca/document"
 	"github.com/chancery-project/chancery/rotate/staged"
 	"github.com/chancery-project/chancery/rotate/stages"
-	"github.com/chancery-project/chancery/trust"
 )
 
 // Manager carries rotations out; *staged.Manager is one.
 type Manager interface {
-	Plan(document.AuthorityKind, document.Reason) (staged.Plan, error)
-	Start(ctx context.Context, actor string, kind document.AuthorityKind, reason document.Reason) error
+	Plan(staged.Asked) (staged.Plan, error)
+	Start(ctx context.Context, actor string, q staged.Asked) error
 	Change(ctx context.Context, actor string, c staged.Change) error
 	Status() staged.Status
 }
 
 // DeskConfig is what a Desk is made of.
 type DeskConfig struct {
-	Domain  trust.Domain
 	Manager Manager
 	ActorOf func(context.Context) (string, error) // who calls, or a refusal
 	Note    func(actor, detail string)            // notes in the audit log who has read what; not for each call
@@ -49,12 +47,16 @@ func (d *Desk) PlanRotation(ctx context.Context, q *chanceryv1.StartRotationRequ
 	if err != nil {
 		return nil, err
 	}
-	kind, reason, err := asked(q)
+	what, err := asked(q)
 	if err != nil {
 		return nil, err
 	}
-	d.config.Note(actor, "rotate plan")
-	plan, err := d.config.Manager.Plan(kind, reason)
+	note := "rotate plan"
+	if what.Migrate != nil {
+		note = "trust migrate plan"
+	}
+	d.config.Note(actor, note)
+	plan, err := d.config.Manager.Plan(what)
 	if err != nil {
 		return nil, refusal(err)
 	}
@@ -73,11 +75,11 @@ func (d *Desk) StartRotation(ctx context.Context, q *chanceryv1.StartRotationReq
 	if err != nil {
 		return nil, err
 	}
-	kind, reason, err := asked(q)
+	what, err := asked(q)
 	if err != nil {
 		return nil, err
 	}
-	if err := d.config.Manager.Start(ctx, actor, kind, reason); err != nil {
+	if err := d.config.Manager.Start(ctx, actor, what); err != nil {
 		return nil, refusal(err)
 	}
 	return d.Describe(), nil
@@ -102,7 +104,10 @@ func (d *Desk) ChangeRotation(ctx context.Context, q *chanceryv1.ChangeRotationR
 	if err := d.check(q); err != nil {
 		return nil, err
 	}
-	c := staged.Change{What: q.GetChange(), Gate: q.GetGate(), Because: q.GetBecause(), Rotation: q.GetRotation()}
+	c := staged.Change{What: q.GetChange(), Gate: q.GetGate(), Because: q.GetBecause(), Rotation: q.GetRotation(), Namespaces: q.GetNamespaces()}
+	if q.Share != nil {
+		c.Share = new(int(min(q.GetShare(), stages.All+1))) // what is too much is refused with the rest
+	}
 	if err := d.config.Manager.Change(ctx, actor, c); err != nil {
 		return nil, refusal(err)
 	}
@@ -110,19 +115,20 @@ func (d *Desk) ChangeRotation(ctx context.Context, q *chanceryv1.ChangeRotationR
 }
 
 // asked reads what a request is about.
-func asked(q *chanceryv1.StartRotationRequest) (kind document.AuthorityKind, reason document.Reason, err error) {
-	kind, reason = document.AuthorityKind(q.GetKind()), document.ReasonAsked
-	if kind != document.KindRoot && kind != document.KindIssuer {
-		return "", "", status.Errorf(codes.InvalidArgument, "%.40q cannot be rotated; it should be root or issuer", q.GetKind())
+func asked(q *chanceryv1.StartRotationRequest) (what staged.Asked, err error) {
+	what = staged.Asked{Kind: document.AuthorityKind(q.GetKind()), Reason: document.ReasonAsked}
+	if what.Kind != document.KindRoot && what.Kind != document.KindIssuer {
+		return what, status.Errorf(codes.InvalidArgument, "%.40q cannot be rotated; it should be root or issuer", q.GetKind())
 	}
 	switch q.GetReason() {
 	case "":
 	case Compromised:
-		reason = document.ReasonCompromised
+		what.Reason = document.ReasonCompromised
 	default:
-		return "", "", status.Errorf(codes.InvalidArgument, "reason %.40q is not known; it should be empty or %s", q.GetReason(), Compromised)
+		return what, status.Errorf(codes.InvalidArgument, "reason %.40q is not known; it should be empty or %s", q.GetReason(), Compromised)
 	}
-	return kind, reason, nil
+	what.Migrate, err = target(q)
+	return what, err
 }
 
 // refusal passes on why something was not done.
@@ -137,7 +143,7 @@ func refusal(err error) error {
 }
 
 // Changes are what ChangeRotation knows.
-var Changes = []string{"pause", "resume", "abort", "rollback", "override"}
+var Changes = []string{"pause", "resume", "abort", "rollback", "override", "issue"}
 
 // check looks whether there is what a change names. The manager looks again, at the document that it changes.
 func (d *Desk) check(q *chanceryv1.ChangeRotationRequest) error {
@@ -201,7 +207,10 @@ func checkGate(s *staged.Status, gate string) error {
 // Describe returns the rotation under way, and those that have ended.
 func (d *Desk) Describe() *chanceryv1.RotationStatus {
 	s, now := d.config.Manager.Status(), time.Now()
-	resp := &chanceryv1.RotationStatus{Time: timestamppb.New(now), Version: s.Version, TrustDomain: d.config.Domain.String(), Rotation: d.current(&s, now)}
+	resp := &chanceryv1.RotationStatus{Time: timestamppb.New(now), Version: s.Version, TrustDomain: s.Domain.String(), Rotation: d.current(&s, now)}
+	for _, u := range s.Former {
+		resp.Former = append(resp.Former, &chanceryv1.FormerUse{Kind: u.Kind, Who: u.Who, Detail: u.Detail, Count: u.Count})
+	}
 	for i := range s.Past {
 		p := &s.Past[i]
 		one := describe(&p.Rotation)
@@ -232,7 +241,7 @@ func (d *Desk) current(s *staged.Status, now time.Time) *chanceryv1.Rotation {
 	}
 	if s.Phases != nil {
 		e := estimate{s.Phases, s, now}
-		if most, ok := e.phase(s.Rotation.Phase); ok {
+		if most, ok := e.phase(s.Rotation.Phase); ok && s.Rotation.Phase != document.PhaseIssue { // it is as long as an admin wants
 			out.PhaseEstimate = durationpb.New(most)
 		}
 		if at, ok := e.latest(); ok {
@@ -246,6 +255,9 @@ func describe(r *document.Rotation) *chanceryv1.Rotation {
 	out := &chanceryv1.Rotation{
 		Id: r.ID, Kind: string(r.Kind), Reason: string(r.Reason), Actor: r.Actor, FromRoot: r.FromRoot, FromIssuer: r.FromIssuer, ToRoot: r.ToRoot, ToIssuer: r.ToIssuer,
 		Started: timestamppb.New(r.Started), Phase: string(r.Phase), Since: timestamppb.New(r.Since), PausedBy: r.PausedBy, Back: r.Back,
+	}
+	if m := r.Migration; m != nil {
+		out.FromDomain, out.ToDomain, out.Share, out.Namespaces = m.From, m.To, uint32(max(0, m.Share)), m.Namespaces
 	}
 	if r.Paused != nil {
 		out.Paused = timestamppb.New(*r.Paused)
@@ -282,6 +294,9 @@ func (e *estimate) latest() (time.Time, bool) {
 	r := e.status.Rotation
 	i := e.index(r.Phase)
 	if i < 0 || r.Paused != nil {
+		return time.Time{}, false
+	}
+	if at := e.index(document.PhaseIssue); at >= i && r.Migration != nil && r.Migration.Share < stages.All { // an admin says when
 		return time.Time{}, false
 	}
 	end := e.now

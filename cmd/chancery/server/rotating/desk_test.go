@@ -1,6 +1,7 @@
 package rotating
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -10,8 +11,10 @@ import (
 
 	"github.com/chancery-project/chancery/api/chanceryv1"
 	"github.com/chancery-project/chancery/ca/document"
+	"github.com/chancery-project/chancery/csr/agents"
 	"github.com/chancery-project/chancery/rotate/staged"
 	"github.com/chancery-project/chancery/rotate/stages"
+	"github.com/chancery-project/chancery/trust"
 )
 
 // TestLatestEnd: the end of the phase as its gates say, or as it was estimated, and all phases after it.
@@ -63,7 +66,7 @@ func TestBadRequestsAreRefused(t *testing.T) {
 		{"leaf", "", `"leaf" cannot be rotated`},
 		{"root", "policy", `reason "policy" is not known; it should be empty or compromised`},
 	} {
-		_, _, err := asked(&chanceryv1.StartRotationRequest{Kind: c.kind, Reason: c.reason})
+		_, err := asked(&chanceryv1.StartRotationRequest{Kind: c.kind, Reason: c.reason})
 		if status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%+v: %v", c, err)
 		}
@@ -93,5 +96,47 @@ func TestBecauseIsBounded(t *testing.T) {
 		if err := CheckBecause(text); (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
 			t.Errorf("%.20q: %v, want %q", text, err, want)
 		}
+	}
+}
+
+// TestMigrationRequests: what names another trust domain, and who has it first.
+func TestMigrationRequests(t *testing.T) {
+	for _, c := range []struct {
+		q    *chanceryv1.StartRotationRequest
+		want string // or what is wrong
+	}{
+		{&chanceryv1.StartRotationRequest{Kind: "root"}, "<nil>"},
+		{&chanceryv1.StartRotationRequest{Kind: "root", ToDomain: "new"}, "&{new 100 []}"},
+		{&chanceryv1.StartRotationRequest{Kind: "root", ToDomain: "new", Share: new(uint32(0))}, "&{new 0 []}"},
+		{&chanceryv1.StartRotationRequest{Kind: "root", ToDomain: "new", Share: new(uint32(1 << 31))}, "&{new 101 []}"}, // package stages refuses it
+		{&chanceryv1.StartRotationRequest{Kind: "root", ToDomain: "new", Namespaces: []string{"a"}}, "&{new 0 [a]}"},
+		{&chanceryv1.StartRotationRequest{Kind: "root", ToDomain: "new", Share: new(uint32(7)), Namespaces: []string{"a"}}, "&{new 7 [a]}"},
+		{&chanceryv1.StartRotationRequest{Kind: "root", Share: new(uint32(7))}, "for a migration"},
+		{&chanceryv1.StartRotationRequest{Kind: "root", Namespaces: []string{"a"}}, "for a migration"},
+		{&chanceryv1.StartRotationRequest{Kind: "root", ToDomain: "New"}, "to_domain: "},
+		{&chanceryv1.StartRotationRequest{Kind: "issuer", ToDomain: "new"}, "is a rotation of the root, without a reason"},
+		{&chanceryv1.StartRotationRequest{Kind: "root", Reason: Compromised, ToDomain: "new"}, "is a rotation of the root, without a reason"},
+	} {
+		what, err := asked(c.q)
+		switch {
+		case err != nil && (status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), c.want)):
+			t.Errorf("%v: %v; want %q", c.q, err, c.want)
+		case err == nil && fmt.Sprint(what.Migrate) != c.want:
+			t.Errorf("%v: %v; want %s", c.q, what.Migrate, c.want)
+		}
+	}
+	out := describe(&document.Rotation{Kind: document.KindRoot, Migration: &document.Migration{From: "old", To: "new", Share: 7, Namespaces: []string{"a"}}})
+	if out.GetFromDomain() != "old" || out.GetToDomain() != "new" || out.GetShare() != 7 || len(out.GetNamespaces()) != 1 {
+		t.Errorf("%v", out)
+	}
+}
+
+// TestFormerNames: an agent with many names is told in one line.
+func TestFormerNames(t *testing.T) {
+	uses := Former(func(d trust.Domain) ([]agents.Former, int) {
+		return []agents.Former{{Agent: "agent a", Names: []string{d.URI()}}, {Agent: "agent b", Names: []string{"1", "2", "3", "4", "5", "6", "7"}}}, 9
+	})(trust.Domain{})
+	if len(uses) != 2 || uses[0].Kind != "names" || uses[0].Who != "agent a" || uses[1].Detail != "its consumers ask for 1, 2, 3, 4, 5 and 2 more" || uses[1].Count != 9 {
+		t.Errorf("%+v", uses)
 	}
 }

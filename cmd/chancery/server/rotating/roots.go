@@ -30,7 +30,7 @@ func (r RootsFile) Run(ctx context.Context) error {
 	for {
 		b, err := r.Bundle()
 		if pem := []byte(nil); err == nil {
-			if pem = b.PEM(); written == nil || !bytes.Equal(pem, written) {
+			if pem = trust.EncodeCertificates(b.All()...); written == nil || !bytes.Equal(pem, written) {
 				if err = r.bring(pem); err == nil {
 					written = pem
 				}

@@ -49,9 +49,9 @@ type Settings struct {
 	clusters    *clusters.Clusters
 	naming      *naming.Place // nil without
 	place       *stores.Place // where the state lies
+	federation  *federating.Place
 	signing     *signing.Plan
 	publishing  *publishing.Plan
-	federation  *federating.Place
 }
 
 // Load reads a config file.
@@ -139,13 +139,13 @@ func (s *Settings) parse() (err error) {
 	if s.clusters, err = clusters.Parse(s.Clusters); err != nil {
 		return err
 	}
+	if s.naming, err = naming.Parse(s.Naming, s.domain, s.Clusters); err != nil {
+		return err
+	}
 	if s.signing, err = signing.Parse(s.Signing, s.profile, s.clusters); err != nil {
 		return err
 	}
 	if s.publishing, err = publishing.Parse(s.Publishing, s.domain, s.clusters); err != nil {
-		return err
-	}
-	if s.naming, err = naming.Parse(s.Naming, s.domain, s.Clusters); err != nil {
 		return err
 	}
 	if s.parent, err = parents.Parse(s.Parent); err != nil {

@@ -28,8 +28,6 @@ var configFiles = []string{
 	"server/rotating/config.go",
 	"server/admission/admission.go",
 	"server/connections/connections.go",
-	"server/signing/config.go",
-	"server/publishing/config.go",
 	"server/federating/config.go",
 	"agent/config.go",
 	"../../ca/profile.go",

@@ -53,6 +53,11 @@ func Print(out io.Writer, s *checkup.State) {
 			say("cluster %s NOT READY", c.Name)
 		}
 	}
+	for _, k := range [][2]string{{"signing for Kubernetes", s.Kubernetes.Signing}, {"publishing in Kubernetes", s.Kubernetes.Publishing}} {
+		if k[1] != "" {
+			say("%s%s", k[0], orError(k[1]))
+		}
+	}
 }
 
 // printFederation prints whose roots there are beside our own, in short; `chancery trust list` says more.

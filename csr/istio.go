@@ -91,7 +91,7 @@ func istioError(c caller, asked string, d *Denial) error {
 	switch {
 	case d.Code == codes.Unauthenticated && c.ID.IsZero():
 		return d.status("request authenticate failure")
-	case asked != "" && (d.Code == codes.Unauthenticated || d.Code == codes.PermissionDenied) && d.Reason != ReasonCSRNames:
+	case asked != "" && (d.Code == codes.Unauthenticated || d.Code == codes.PermissionDenied) && d.Reason != ReasonCSRNames && d.Reason != ReasonDomain: // these say what to ask for
 		as := *d
 		as.Code = codes.Unauthenticated
 		return as.status("request impersonation authentication failure")

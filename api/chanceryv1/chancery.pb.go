@@ -4869,7 +4869,9 @@ type ShowNamingResponse struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
 	Services []*NamedService        `protobuf:"bytes,1,rep,name=services,proto3" json:"services,omitempty"`
 	// Services beyond 1,000 are counted only.
-	Omitted       uint64 `protobuf:"varint,2,opt,name=omitted,proto3" json:"omitted,omitempty"`
+	Omitted uint64 `protobuf:"varint,2,opt,name=omitted,proto3" json:"omitted,omitempty"`
+	// Each a cluster and what of it cannot be read now; what was last read of it counts.
+	Trouble       []string `protobuf:"bytes,3,rep,name=trouble,proto3" json:"trouble,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4916,6 +4918,13 @@ func (x *ShowNamingResponse) GetOmitted() uint64 {
 		return x.Omitted
 	}
 	return 0
+}
+
+func (x *ShowNamingResponse) GetTrouble() []string {
+	if x != nil {
+		return x.Trouble
+	}
+	return nil
 }
 
 type NamedService struct {
@@ -6511,10 +6520,11 @@ const file_chancery_proto_rawDesc = "" +
 	"\x14RefreshTrustResponse\x124\n" +
 	"\adomains\x18\x01 \x03(\v2\x1a.chancery.v1.TrustedDomainR\adomains\"-\n" +
 	"\x11ShowNamingRequest\x12\x18\n" +
-	"\aservice\x18\x01 \x01(\tR\aservice\"e\n" +
+	"\aservice\x18\x01 \x01(\tR\aservice\"\x7f\n" +
 	"\x12ShowNamingResponse\x125\n" +
 	"\bservices\x18\x01 \x03(\v2\x19.chancery.v1.NamedServiceR\bservices\x12\x18\n" +
-	"\aomitted\x18\x02 \x01(\x04R\aomitted\"\x9a\x01\n" +
+	"\aomitted\x18\x02 \x01(\x04R\aomitted\x12\x18\n" +
+	"\atrouble\x18\x03 \x03(\tR\atrouble\"\x9a\x01\n" +
 	"\fNamedService\x12\x18\n" +
 	"\aservice\x18\x01 \x01(\tR\aservice\x12\x18\n" +
 	"\aunknown\x18\x02 \x01(\bR\aunknown\x12:\n" +

@@ -92,6 +92,12 @@ var Catalogue = []Entry{
 	{"rotation.overridden", warns, "Who had not said that it was ready may refuse others, or be refused, until it has caught up. It is said until the rotation ends.",
 		"Watch those that the gate named; `chancery rotate rollback` goes back before phase retire."},
 
+	// Federation.
+	{"federation.failing", warns, "The roots of a foreign trust domain are not kept up to date: the last ones stay, until that domain signs under others. Three refresh periods have passed, or there were never any.",
+		"Follow the reason: address, network, certificate of the endpoint. `chancery trust refresh` tries again; docs/federation.md has a section for each kind of failure."},
+	{"bundle-endpoint.failing", both, "Its certificate cannot be read again, ends within a day, or has ended (critical): those who federate with this trust domain cannot get its roots.",
+		"Renew the files that bundleEndpoint names; they are read again within seconds."},
+
 	// Logs.
 	{"audit-log.failed", criticals, "Without the audit log nothing is signed.",
 		"Make room on the disk, or the path writable. The server tries again each second and needs no restart."},

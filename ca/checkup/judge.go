@@ -45,6 +45,7 @@ func Judge(s *State) []Finding {
 	all = append(all, s.judgeLogs()...)
 	all = append(all, s.judgeCRLs()...)
 	all = append(all, s.judgeRotation()...)
+	all = append(all, s.judgeFederation()...)
 	all = append(all, s.judgeClusters()...)
 	all = append(all, s.judgeRequests()...)
 	Sort(all)

@@ -32,6 +32,9 @@ type State struct {
 	CRLs        *CRLs         `json:"crls,omitempty"`
 	Rotation    *Rotation     `json:"rotation,omitempty"` // under way
 	Clusters    []Cluster     `json:"clusters"`
+	// Federation lists foreign trust domains; BundleEndpoint is where others get our roots.
+	Federation     []Federated     `json:"federation,omitempty"`
+	BundleEndpoint *BundleEndpoint `json:"bundleEndpoint,omitempty"`
 }
 
 // Who renews an issuer.

@@ -130,8 +130,6 @@ func TestLeaseGoesOn(t *testing.T) {
 			t.Errorf("%s drives, in term %d", second.Replica(), second.Document().Driver.Term)
 		}
 		// The next one dies: it gives nothing up.
-		held := second.config.Store
-		second.config.Store = &faulty{Store: held}
 		second.lease.Store(nil)
 		stop[second.Replica()]()
 		delete(holds, second.Replica())

@@ -16,7 +16,23 @@ import (
 )
 
 // configFiles are the files whose structs make up the config files.
-var configFiles = []string{"server/config.go", "server/stores/config.go", "../../ca/store/kube/kube.go", "../../ca/store/postgres/config.go", "server/clusters/config.go", "server/keystore/keystore.go", "server/lifetimes/lifetimes.go", "server/parents/config.go", "server/rotating/config.go", "server/admission/admission.go", "server/connections/connections.go", "agent/config.go", "../../ca/profile.go"}
+var configFiles = []string{
+	"server/config.go",
+	"server/stores/config.go",
+	"../../ca/store/kube/kube.go",
+	"../../ca/store/postgres/config.go",
+	"server/clusters/config.go",
+	"server/keystore/keystore.go",
+	"server/lifetimes/lifetimes.go",
+	"server/parents/config.go",
+	"server/rotating/config.go",
+	"server/admission/admission.go",
+	"server/connections/connections.go",
+	"server/federating/config.go",
+	"agent/config.go",
+	"../../ca/profile.go",
+	"server/naming/config.go",
+}
 
 // yamlField is one field of a config struct.
 type yamlField struct{ owner, name, doc string }
@@ -140,6 +156,9 @@ func TestUnknownFieldsAreNamed(t *testing.T) {
 		{new(server.Config), "issuers: [{%: 1}]", "issuers[0].%"},
 		{new(server.Config), "lifetimes: {%: 1}", "lifetimes.%"},
 		{new(server.Config), "rotation: {%: 1}", "rotation.%"},
+		{new(server.Config), "naming: {%: 1}", "naming.%"},
+		{new(server.Config), "naming: {rules: [{%: 1}]}", "naming.rules[0].%"},
+		{new(server.Config), "naming: {clusters: [{%: 1}]}", "naming.clusters[0].%"},
 		{new(server.Config), "profile: {%: 1}", "profile.%"},
 		{new(server.Config), "keys: {%: 1}", "keys.%"},
 		{new(server.Config), "keys: {secrets: {%: 1}}", "keys.secrets.%"},
@@ -147,6 +166,8 @@ func TestUnknownFieldsAreNamed(t *testing.T) {
 		{new(server.Config), "admission: {%: 1}", "admission.%"},
 		{new(server.Config), "admission: {perNode: {%: 1}}", "admission.perNode.%"},
 		{new(server.Config), "connections: {%: 1}", "connections.%"},
+		{new(server.Config), "federation: [{%: 1}]", "federation[0].%"},
+		{new(server.Config), "bundleEndpoint: {%: 1}", "bundleEndpoint.%"},
 		{new(agent.Config), "%: 1", "%"},
 		{new(agent.Config), "naming: [{%: 1}]", "naming[0].%"},
 	} {

@@ -23,6 +23,7 @@ import (
 	"github.com/chancery-project/chancery/cmd/chancery/doctor"
 	"github.com/chancery-project/chancery/cmd/chancery/inspect"
 	"github.com/chancery-project/chancery/cmd/chancery/log"
+	"github.com/chancery-project/chancery/cmd/chancery/naming"
 	"github.com/chancery-project/chancery/cmd/chancery/process"
 	"github.com/chancery-project/chancery/cmd/chancery/replica"
 	"github.com/chancery-project/chancery/cmd/chancery/revoke"
@@ -78,7 +79,7 @@ func newRoot() *cobra.Command {
 	authority.AddCommand(ceremony.Command(), ceremony.ImportCommand())
 	root.AddCommand(server.Command(), agent.Command(), dev.Command(), authority,
 		svid.Command(agent.DefaultSocket, dev.DefaultSocket()), inspect.Command(), log.Command(), revoke.Command(), revoke.RestoreCommand(),
-		rotate.Command(dev.DefaultAdmin()), trust.Command(dev.DefaultAdmin()),
+		rotate.Command(dev.DefaultAdmin()), trust.Command(dev.DefaultAdmin()), naming.Command(),
 		status.Command(), doctor.Command(), state.Command(), replica.Command())
 	return root
 }

@@ -89,10 +89,15 @@ func checkDomains(m *chanceryv1.SyncRequest) error {
 	return nil
 }
 
+// OnUnknown has somebody told of each foreign trust domain of which an agent has met a certificate that no root vouches for. tell must not
+// block.
+func (h *Hub) OnUnknown(tell func(trust.Domain)) { h.told.Store(&tell) }
+
 // unknown passes on of which trust domains an agent has met unknown authorities, that it has not said with its last message. It returns
 // what it has said.
 func (h *Hub) unknown(said, before []string) []string {
-	if h.config.Unknown == nil {
+	tell := h.told.Load()
+	if tell == nil {
 		return nil
 	}
 	for _, name := range said {
@@ -100,7 +105,7 @@ func (h *Hub) unknown(said, before []string) []string {
 			continue
 		}
 		if d, err := trust.ParseDomain(name); err == nil {
-			h.config.Unknown(d)
+			(*tell)(d)
 		}
 	}
 	return said

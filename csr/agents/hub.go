@@ -6,6 +6,7 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -49,9 +50,6 @@ type Config struct {
 	// Naming returns who may serve a service, "NS/NAME", as SPIFFE IDs; known is false for what is no service. It does not block. See
 	// NamingChanged. Nil: nothing is known of any service, and agents are told so.
 	Naming func(service string) (ids []string, known bool)
-	// Unknown is told of a foreign trust domain of which an agent has met a certificate that no root vouches for. It does not block. May
-	// be nil.
-	Unknown func(trust.Domain)
 	// Ledger is told what agents say of their consumers; nil: nobody is.
 	Ledger  *evidence.Ledger
 	Logger  *slog.Logger // nil for none
@@ -66,6 +64,7 @@ type Hub struct {
 	ending chan struct{} // closed by Close
 	end    sync.Once     // of ending
 	naming naming
+	told   atomic.Pointer[func(trust.Domain)] // of unknown authorities; nil for nobody
 
 	mu      sync.Mutex // guards all below
 	current *update    // nil before the first Publish

@@ -228,7 +228,7 @@ func TestWhatIsSaidOfTrustDomains(t *testing.T) {
 	h, connect := start(t)
 	var mu sync.Mutex
 	var unknown []string
-	h.config.Unknown = func(d trust.Domain) { mu.Lock(); defer mu.Unlock(); unknown = append(unknown, d.String()) }
+	h.OnUnknown(func(d trust.Domain) { mu.Lock(); defer mu.Unlock(); unknown = append(unknown, d.String()) })
 	publish(t, h, crl("1"))
 	s := connect("spiffe://td/a")
 	recv(t, s)

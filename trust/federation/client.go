@@ -9,6 +9,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/url"
 	"sync"
 	"time"
 
@@ -40,6 +41,7 @@ type ClientConfig struct {
 // Client fetches the bundle of one relationship. It may be used by several at a time.
 type Client struct {
 	config ClientConfig
+	dial   func(ctx context.Context, network, address string) (net.Conn, error)
 
 	mu   sync.Mutex // guards both: what the endpoint answered last, so that it may answer that this still holds
 	tag  string     // an entity tag; empty for none
@@ -51,7 +53,7 @@ func NewClient(c ClientConfig) (*Client, error) {
 	if err := c.Relationship.Check(); err != nil {
 		return nil, err
 	}
-	return &Client{config: c}, nil
+	return &Client{config: c, dial: new(net.Dialer).DialContext}, nil
 }
 
 // Relationship returns what the client fetches.
@@ -88,7 +90,7 @@ func (c *Client) fetch(ctx context.Context) (*spiffebundle.Bundle, error) {
 	if tag != "" {
 		req.Header.Set("If-None-Match", tag)
 	}
-	resp, err := client(config).Do(req)
+	resp, err := c.client(config).Do(req)
 	if err != nil {
 		return nil, c.explain(err)
 	}
@@ -111,8 +113,17 @@ func (c *Client) fetch(ctx context.Context) (*spiffebundle.Bundle, error) {
 	return b, nil
 }
 
-// explain says what to do about an endpoint that nothing vouches for. That is never done here: who answers there may be anybody.
+// explain names the address that failed, without user information that a redirect may have had, and says what to do about an endpoint that
+// nothing vouches for. That is never done here: who answers there may be anybody.
 func (c *Client) explain(err error) error {
+	if e, ok := errors.AsType[*url.Error](err); ok {
+		at := c.config.Relationship.URL
+		if u, err := url.Parse(e.URL); err == nil && u.Host != "" {
+			u.User = nil
+			at = u.String()
+		}
+		err = fmt.Errorf("%s: %w", at, e.Err)
+	}
 	if _, unknown := errors.AsType[x509.UnknownAuthorityError](err); unknown && c.config.Relationship.SelfServing() {
 		return fmt.Errorf("%w; if that trust domain has replaced its roots meanwhile, get its bundle by other means and `chancery trust import` it", err)
 	}
@@ -141,11 +152,11 @@ func (c *Client) read(resp *http.Response) (*spiffebundle.Bundle, error) {
 }
 
 // client is made for each fetch: they are minutes apart, and trust may have changed.
-func client(config *tls.Config) *http.Client {
+func (c *Client) client(config *tls.Config) *http.Client {
 	return &http.Client{
 		Transport: &http.Transport{
 			TLSClientConfig: config, DisableKeepAlives: true, DisableCompression: true, MaxResponseHeaderBytes: maxHeader,
-			Proxy: http.ProxyFromEnvironment, DialContext: new(net.Dialer).DialContext, ForceAttemptHTTP2: true,
+			Proxy: http.ProxyFromEnvironment, DialContext: c.dial, ForceAttemptHTTP2: true,
 		},
 		// A redirect is temporary, whatever its status says: the next fetch begins at the URL that was configured (section 5.1).
 		CheckRedirect: func(r *http.Request, via []*http.Request) error {

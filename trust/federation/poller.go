@@ -64,6 +64,7 @@ type relation struct {
 	client *Client
 	lock   chan struct{} // has room for the one that fetches
 
+	begun    time.Time     // when the last fetch was, or the one under way
 	due      time.Time     // when it is polled next, by who polls
 	soon     time.Time     // when it is fetched because of an unknown authority; zero: no need
 	patience time.Duration // between two such
@@ -138,7 +139,7 @@ func (p *Poller) start(ctx context.Context, all *sync.WaitGroup) time.Duration {
 			<-p.running
 			continue
 		}
-		r.soon = time.Time{}
+		r.begun, r.soon = now, time.Time{}
 		all.Go(func() {
 			defer p.signal()
 			defer func() { <-p.running; <-r.lock }()
@@ -228,7 +229,7 @@ func (p *Poller) Unknown(td trust.Domain) {
 	now := time.Now()
 	p.mu.Lock()
 	at := now
-	if next := r.status.LastTry.Add(r.patience); next.After(now) {
+	if next := r.begun.Add(r.patience); next.After(now) {
 		at = next
 	}
 	if r.soon.IsZero() || at.Before(r.soon) {
@@ -268,6 +269,9 @@ func (p *Poller) refresh(ctx context.Context, r *relation) error {
 	}
 	defer p.signal()
 	defer func() { <-r.lock }()
+	p.mu.Lock()
+	r.begun = time.Now()
+	p.mu.Unlock()
 	return p.poll(ctx, r, false, false)
 }
 

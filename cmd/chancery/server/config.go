@@ -9,6 +9,7 @@ import (
 	"github.com/chancery-project/chancery/cmd/chancery/server/federating"
 	"github.com/chancery-project/chancery/cmd/chancery/server/keystore"
 	"github.com/chancery-project/chancery/cmd/chancery/server/lifetimes"
+	"github.com/chancery-project/chancery/cmd/chancery/server/naming"
 	"github.com/chancery-project/chancery/cmd/chancery/server/parents"
 	"github.com/chancery-project/chancery/cmd/chancery/server/rotating"
 	"github.com/chancery-project/chancery/cmd/chancery/server/stores"
@@ -54,6 +55,8 @@ type Config struct {
 	Lifetimes lifetimes.Config `json:"lifetimes,omitzero"`
 	// Rotation says what a rotation of roots and issuers goes by. All fields have defaults.
 	Rotation rotating.Config `json:"rotation,omitzero"`
+	// Naming says who may serve which service, for the SDS names service:NAMESPACE/NAME of agents. Default none: of no service is anything known.
+	Naming *naming.Config `json:"naming,omitempty"`
 	// Profile sets lifetimes and key types of workload certificates. All fields have defaults.
 	Profile ca.ProfileConfig `json:"profile,omitzero"`
 	// Clusters lists whose tokens are accepted. At least one.

@@ -98,6 +98,10 @@ clusters:
 - {name: b, issuer: https://b, audiences: [x], inCluster: true, tokenReview: always}
 admission: {maxInFlight: 1, maxQueue: 2, maxWait: 3s, perIdentity: {perSecond: 4}, perNode: {perSecond: 5, burst: 6}, global: {perSecond: 0.5}}
 connections: {maxAge: 10m, drainDelay: 5s}
+federation:
+- {trustDomain: b.example, url: "https://b.example/", profile: https_web, roots: web.pem}
+- {trustDomain: c.example, url: "https://c.example/", profile: https_spiffe, endpointID: "spiffe://c.example/server", bootstrap: c.json}
+bundleEndpoint: {listen: "0.0.0.0:8444", profile: https_web, certificate: e.pem, key: /etc/e.key, refreshHint: 10m}
 `), "/c/server.yaml")
 	if err != nil {
 		t.Fatal(err)
@@ -113,6 +117,12 @@ connections: {maxAge: 10m, drainDelay: 5s}
 	}
 	if s.State.SealingKey != "/c/key" || s.AddrFile != "/c/addr" || s.Clusters[0].Kubeconfig != "/c/kc" {
 		t.Errorf("paths are %+v", s.Config)
+	}
+	if s.Federation[0].Roots != "/c/web.pem" || s.Federation[1].Bootstrap != "/c/c.json" || s.BundleEndpoint.Certificate != "/c/e.pem" || s.BundleEndpoint.Key != "/etc/e.key" {
+		t.Errorf("federation is %+v, %+v", s.Federation, s.BundleEndpoint)
+	}
+	if s.rotation.Readers != 50*time.Minute { // decision D3
+		t.Errorf("readers get %s", s.rotation.Readers)
 	}
 	want := admission.Config{
 		MaxInFlight: 1, MaxQueue: 2, MaxWait: 3 * time.Second,

@@ -34,6 +34,7 @@ import (
 	"github.com/chancery-project/chancery/cmd/chancery/server/federating"
 	"github.com/chancery-project/chancery/cmd/chancery/server/issuance"
 	"github.com/chancery-project/chancery/cmd/chancery/server/keystore"
+	"github.com/chancery-project/chancery/cmd/chancery/server/naming"
 	"github.com/chancery-project/chancery/cmd/chancery/server/parents"
 	"github.com/chancery-project/chancery/cmd/chancery/server/replicas"
 	"github.com/chancery-project/chancery/cmd/chancery/server/report"
@@ -62,6 +63,7 @@ type Server struct {
 	rotation   *staged.Manager
 	rotating   *rotating.Desk
 	federation *federating.Desk
+	naming     *naming.Desk // nil without
 	notes      *adminsocket.Notes
 	parent     *parents.Renewer // nil without one
 	clusters   []*clusters.Cluster
@@ -97,10 +99,14 @@ func Open(ctx context.Context, settings *Settings, logger *slog.Logger) (_ *Serv
 		s.registry.MustRegister(issuance.Entries(s.issuance))
 	}
 	s.health = keys.NewHealth(keys.HealthConfig{Keys: s.authority.Keys, Logger: logger, Metrics: s.registry})
+	if err := s.openNaming(); err != nil {
+		return nil, settings.wrong(err)
+	}
 	s.desk = revoking.Open(revoking.Config{
 		Domain: settings.domain, Authority: s.authority, Sealer: s.sealer, Issuance: s.issuance, Board: s.board, Log: s.log, Clusters: slices.Collect(maps.Keys(byName)),
-		ActorOf: adminsocket.ActorOf, Own: s.ownSerial, Leaf: s.ownLeaf, Profile: settings.profile, Logger: logger, Metrics: s.registry,
+		ActorOf: adminsocket.ActorOf, Naming: s.naming.Source(), Own: s.ownSerial, Leaf: s.ownLeaf, Profile: settings.profile, Logger: logger, Metrics: s.registry,
 	})
+	s.naming.OnChange(s.desk.Agents().NamingChanged)
 	s.openRotation()
 	if err := s.openFederation(); err != nil {
 		return nil, settings.wrong(err)
@@ -130,6 +136,15 @@ func Open(ctx context.Context, settings *Settings, logger *slog.Logger) (_ *Serv
 	return s, nil
 }
 
+// openNaming comes before the desk that tells agents.
+func (s *Server) openNaming() (err error) {
+	s.notes = adminsocket.NewNotes(s.log)
+	s.naming, err = s.settings.naming.Open(naming.Env{
+		Document: s.authority.Document, Domain: s.settings.domain, ActorOf: adminsocket.ActorOf, Note: s.notes.Note, Logger: s.logger, Metrics: s.registry,
+	})
+	return err
+}
+
 // openRotation comes after the desk that publishes: a rotation goes by what replicas say that they have published.
 func (s *Server) openRotation() {
 	c := s.settings
@@ -137,7 +152,6 @@ func (s *Server) openRotation() {
 		Domain: c.domain, Authority: s.authority, Notes: s.board.All, Changed: s.board.Changed, Floor: c.rotation.Readers, LeafTTL: c.profile.MaxTTL(), Typical: c.profile.DefaultTTL(),
 		RootMaxAge: c.rotation.RootMaxAge, Blind: func() []string { return s.desk.Agents().NotEnforcing(time.Now()) }, Former: rotating.Former(s.desk.Agents().Former), Log: s.log, Logger: s.logger, Metrics: s.registry,
 	})
-	s.notes = adminsocket.NewNotes(s.log)
 	s.rotating = rotating.Open(rotating.DeskConfig{Manager: s.rotation, ActorOf: adminsocket.ActorOf, Note: s.notes.Note})
 }
 
@@ -147,6 +161,9 @@ func (s *Server) openFederation() (err error) {
 	s.federation, err = federating.Open(federating.Config{
 		Place: c.federation, Domain: c.domain, Authority: s.authority, Log: s.log, Own: s.own, ActorOf: adminsocket.ActorOf, Note: s.notes.Note, Logger: s.logger, Metrics: s.registry,
 	})
+	if err == nil {
+		s.desk.Agents().OnUnknown(s.federation.Unknown)
+	}
 	return err
 }
 
@@ -379,6 +396,7 @@ func (s *Server) Run(told context.Context, started func()) error {
 		g.Go(func() error { return s.issuance.Run(ctx) })
 	}
 	g.Go(func() error { return s.desk.Run(ctx) })
+	g.Go(func() error { return s.naming.Run(ctx) })
 	g.Go(func() error {
 		s.parent.Wait(ctx, s.authority)
 		return s.keeper.Run(ctx)
@@ -402,7 +420,7 @@ func (s *Server) Run(told context.Context, started func()) error {
 
 // service answers admins.
 func (s *Server) service() answering.Service {
-	return answering.Service{Desk: *s.desk, Rotations: s.rotating, Federation: s.federation, Authority: s.authority, Log: s.log, Report: s.report, Replicas: s.replicas, Export: s.exporter().Export}
+	return answering.Service{Desk: *s.desk, Rotations: s.rotating, Federation: s.federation, Naming: s.naming, Authority: s.authority, Log: s.log, Report: s.report, Replicas: s.replicas, Export: s.exporter().Export}
 }
 
 func (s *Server) exporter() answering.Exporter {

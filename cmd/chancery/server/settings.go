@@ -19,6 +19,7 @@ import (
 	"github.com/chancery-project/chancery/cmd/chancery/server/keystore"
 	"github.com/chancery-project/chancery/cmd/chancery/server/lifetimes"
 	"github.com/chancery-project/chancery/cmd/chancery/server/names"
+	"github.com/chancery-project/chancery/cmd/chancery/server/naming"
 	"github.com/chancery-project/chancery/cmd/chancery/server/parents"
 	"github.com/chancery-project/chancery/cmd/chancery/server/rotating"
 	"github.com/chancery-project/chancery/cmd/chancery/server/stores"
@@ -44,6 +45,7 @@ type Settings struct {
 	dns         []string // with ips, what the server's certificate names
 	ips         []netip.Addr
 	clusters    *clusters.Clusters
+	naming      *naming.Place // nil without
 	place       *stores.Place // where the state lies
 	federation  *federating.Place
 }
@@ -131,6 +133,9 @@ func (s *Settings) parse() (err error) {
 		return err
 	}
 	if s.clusters, err = clusters.Parse(s.Clusters); err != nil {
+		return err
+	}
+	if s.naming, err = naming.Parse(s.Naming, s.domain, s.Clusters); err != nil {
 		return err
 	}
 	if s.parent, err = parents.Parse(s.Parent); err != nil {

@@ -107,10 +107,25 @@ func stateOf(r *chanceryv1.GetStatusResponse) (*checkup.State, error) {
 		}
 	}
 	s.Rotation = rotationOf(r.GetRotation())
+	s.Federation, s.BundleEndpoint = federationOf(r)
 	for _, c := range r.GetClusters() {
 		s.Clusters = append(s.Clusters, checkup.Cluster{Name: c.GetName(), NotReady: c.GetNotReady(), WasReady: c.GetWasReady()})
 	}
 	return s, nil
+}
+
+func federationOf(r *chanceryv1.GetStatusResponse) (all []checkup.Federated, e *checkup.BundleEndpoint) {
+	for _, f := range r.GetFederation() {
+		x := f.GetRelationship()
+		all = append(all, checkup.Federated{
+			TrustDomain: f.GetTrustDomain(), Since: timeOf(f.GetSince()), Roots: int(f.GetRoots()), URL: x.GetUrl(), RefreshHint: x.GetRefreshHint().AsDuration().Seconds(),
+			LastSuccess: timeOf(x.GetLastSuccess()), LastTry: timeOf(x.GetLastTry()), NextTry: timeOf(x.GetNextTry()), Error: x.GetError(),
+		})
+	}
+	if b := r.GetBundleEndpoint(); b != nil {
+		e = &checkup.BundleEndpoint{Listen: b.GetListen(), Error: b.GetError(), NotAfter: timeOf(b.GetNotAfter())}
+	}
+	return all, e
 }
 
 func rotationOf(r *chanceryv1.Rotation) *checkup.Rotation {

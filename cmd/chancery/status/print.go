@@ -45,12 +45,28 @@ func Print(out io.Writer, s *checkup.State) {
 	if r := s.Rotation; r != nil {
 		printRotation(say, s.Time, r)
 	}
+	printFederation(say, s)
 	for _, c := range s.Clusters {
 		if c.NotReady == "" {
 			say("cluster %s ready", c.Name)
 		} else {
 			say("cluster %s NOT READY", c.Name)
 		}
+	}
+}
+
+// printFederation prints whose roots there are beside our own, in short; `chancery trust list` says more.
+func printFederation(say func(string, ...any), s *checkup.State) {
+	for i := range s.Federation {
+		f := &s.Federation[i]
+		if f.Since == nil {
+			say("federated trust domain %s, no bundle yet%s", f.TrustDomain, orError(f.Error))
+			continue
+		}
+		say("federated trust domain %s, %d roots, bundle taken over %s%s", f.TrustDomain, f.Roots, ago(s.Time, f.Since), orError(f.Error))
+	}
+	if e := s.BundleEndpoint; e != nil {
+		say("bundle endpoint %s%s", e.Listen, orError(e.Error))
 	}
 }
 

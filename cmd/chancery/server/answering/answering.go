@@ -16,6 +16,7 @@ import (
 	"github.com/chancery-project/chancery/ca/authority"
 	"github.com/chancery-project/chancery/cmd/chancery/server/adminsocket"
 	"github.com/chancery-project/chancery/cmd/chancery/server/federating"
+	"github.com/chancery-project/chancery/cmd/chancery/server/naming"
 	"github.com/chancery-project/chancery/cmd/chancery/server/replicas"
 	"github.com/chancery-project/chancery/cmd/chancery/server/report"
 	"github.com/chancery-project/chancery/cmd/chancery/server/revoking"
@@ -27,6 +28,7 @@ import (
 type Service struct {
 	revoking.Desk // answers what is about revocation and agents
 	Rotations     *rotating.Desk
+	Naming        *naming.Desk // nil without
 	Federation    *federating.Desk
 	Authority     *authority.Keeper
 	Log           *audit.Log
@@ -79,6 +81,11 @@ func (s Service) GetRotation(ctx context.Context, q *chanceryv1.GetRotationReque
 // ChangeRotation changes it.
 func (s Service) ChangeRotation(ctx context.Context, q *chanceryv1.ChangeRotationRequest) (*chanceryv1.RotationStatus, error) {
 	return s.Rotations.ChangeRotation(ctx, q)
+}
+
+// ShowNaming says who may serve a service.
+func (s Service) ShowNaming(ctx context.Context, q *chanceryv1.ShowNamingRequest) (*chanceryv1.ShowNamingResponse, error) {
+	return s.Naming.ShowNaming(ctx, q)
 }
 
 // ListTrust shows the trust domains whose roots are known.

@@ -28,6 +28,10 @@ func (d *Desk) consumers() evidence.Config {
 		Board: d.config.Board, Life: ca.DefaultTTL, MaxLife: ca.DefaultMaxTTL, Logger: d.config.Logger,
 		Served: !d.config.Authority.First(), Line: d.config.Authority.Domain(),
 	}
+	c.Kin = func() bool {
+		b, err := d.source.Bundle()
+		return err == nil && len(b.Kin()) > 0
+	}
 	if p := d.config.Profile; p != nil {
 		c.Life, c.MaxLife = p.DefaultTTL(), p.MaxTTL()
 	}

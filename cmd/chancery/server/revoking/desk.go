@@ -51,8 +51,10 @@ type Config struct {
 	Leaf      func() *x509.Certificate              // the server's own certificate; nil if it has none. May be nil
 	Profile   *ca.Profile                           // of what is issued; nil: one with the default lives
 	ActorOf   func(context.Context) (string, error) // who calls, or a refusal
-	Logger    *slog.Logger
-	Metrics   prometheus.Registerer
+	// Naming says who may serve a service, for agents; nil: nothing is known of any. See agents.Config.
+	Naming  func(service string) (ids []string, known bool)
+	Logger  *slog.Logger
+	Metrics prometheus.Registerer
 }
 
 // Desk answers.
@@ -70,9 +72,11 @@ type Desk struct {
 
 // told is what agents were told last.
 type told struct {
-	mu        sync.Mutex // guards both; held while it is passed on
-	lists     *revocation.Lists
-	signature []byte // of the bundle; empty if it was sent without one
+	mu         sync.Mutex // guards all; held while it is passed on
+	lists      *revocation.Lists
+	signature  []byte // of the bundle; empty if it was sent without one
+	federation federation
+	foreign    *chanceryv1.SignedFederation // that was sent; nil if none was
 }
 
 const (
@@ -88,7 +92,7 @@ func Open(c Config) *Desk {
 	d.source = bundles.New(bundles.Config{Domain: c.Domain, Authority: c.Authority, Sealer: c.Sealer, Log: c.Log, Logger: c.Logger})
 	d.bundles = answers.NewBundles(answers.Config{Bundle: d.source.Bundle, Signer: d.source.Signer})
 	d.ledger = evidence.New(d.consumers())
-	d.hub = agents.New(agents.Config{Checkpoints: d.Checkpoints, Mark: d.mark, Seen: d.seen, Ledger: d.ledger, Metrics: c.Metrics})
+	d.hub = agents.New(agents.Config{Checkpoints: d.Checkpoints, Mark: d.mark, Seen: d.seen, Naming: c.Naming, Logger: c.Logger, Ledger: d.ledger, Metrics: c.Metrics})
 	d.manager = revocation.New(revocation.Config{
 		Domain: c.Domain, Authority: c.Authority, Issuance: c.Issuance, Board: c.Board, Logger: c.Logger, Metrics: c.Metrics, Publish: d.publish,
 		Acknowledge: d.acknowledge,
@@ -181,14 +185,16 @@ func (d *Desk) publish(l *revocation.Lists) {
 	d.tell(signed)
 }
 
-// signAnew sends what agents have again, once it can be signed that was not before, or is signed by another key.
+// signAnew sends what agents have again, once it can be signed that was not before, or is signed by another key; or there is something else
+// to say of foreign trust domains.
 func (d Desk) signAnew() {
 	d.told.mu.Lock()
 	defer d.told.mu.Unlock()
 	if d.told.lists == nil {
 		return
 	}
-	if signed, err := d.bundles.Signed(d.told.lists.Bundle); err == nil && !bytes.Equal(signed.GetSignature(), d.told.signature) {
+	signed, err := d.bundles.Signed(d.told.lists.Bundle)
+	if err == nil && (!bytes.Equal(signed.GetSignature(), d.told.signature) || d.federation() != d.told.foreign) {
 		d.tell(signed)
 	}
 }
@@ -196,8 +202,9 @@ func (d Desk) signAnew() {
 // tell sends the lists to the agents. Caller holds told's lock.
 func (d Desk) tell(signed *chanceryv1.SignedBundle) {
 	l := d.told.lists
-	d.told.signature = signed.GetSignature()
+	d.told.signature, d.told.foreign = signed.GetSignature(), d.federation()
 	m := &chanceryv1.SyncUpdate{Bundle: answers.Roots(l.Bundle), SignedBundle: signed, Crls: inOrder(l.CRLs), Issuers: inOrder(l.Issuers)}
+	m.Federation = d.told.foreign
 	m.Reissue = d.reissue(l.Leave)
 	if err := d.hub.Publish(m); err != nil { // a fault of ours
 		d.config.Logger.Error("agents are not told of roots and CRLs", "reason", err.Error())

@@ -32,3 +32,15 @@ func TestParse(t *testing.T) {
 		}
 	}
 }
+
+// TestD3ReadersAtLeast: a bundle endpoint's readers get their time whatever the field says, and more if it says so.
+func TestD3ReadersAtLeast(t *testing.T) {
+	for readers, want := range map[string]string{"": "25m0s", "0s": "25m0s", "24m": "25m0s", "26m": "26m", "x": "x", "-1s": "-1s"} {
+		if got := (Config{Readers: readers}).AtLeast(25 * time.Minute).Readers; got != want {
+			t.Errorf("%q: %s, want %s", readers, got, want)
+		}
+	}
+	if got := (Config{}).AtLeast(0).Readers; got != "" {
+		t.Errorf("without an endpoint: %q", got)
+	}
+}

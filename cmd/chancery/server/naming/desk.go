@@ -1,0 +1,286 @@
+package naming
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/chancery-project/chancery/api/chanceryv1"
+	"github.com/chancery-project/chancery/ca/document"
+	api "github.com/chancery-project/chancery/ca/kube"
+	"github.com/chancery-project/chancery/trust"
+	"github.com/chancery-project/chancery/trust/naming"
+	"github.com/chancery-project/chancery/trust/naming/kube"
+)
+
+// Env is what a Desk needs of its server.
+type Env struct {
+	Document func() *document.Document // the newest one
+	Domain   trust.Domain
+	Aliases  []trust.Domain // trust domains that count as ours, by the config
+	ActorOf  func(context.Context) (string, error)
+	Note     func(actor, detail string)
+	Logger   *slog.Logger
+	Metrics  prometheus.Registerer
+}
+
+// Desk keeps naming up to date and answers who may serve what. Nil where the config has no naming.
+type Desk struct {
+	env     Env
+	engine  *naming.Engine
+	readers []reader
+	changed func(services ...string)
+	counted prometheus.Counter
+	known   atomic.Pointer[trust.Aliases]
+}
+
+type reader struct {
+	name    string
+	cluster *naming.Cluster
+	*kube.Reader
+}
+
+// Open makes a desk. It asks no API server anything before Run.
+func (p *Place) Open(env Env) (*Desk, error) {
+	if p == nil {
+		return nil, nil
+	}
+	d := &Desk{env: env, changed: func(...string) {}, counted: prometheus.NewCounter(prometheus.CounterOpts{
+		Name: "chancery_naming_changes_total", Help: "Changes of who may serve a service.",
+	})}
+	d.bring()
+	c := naming.Config{
+		Naming: trust.NewNaming(), Rules: p.rules, RootNamespace: p.root, ClusterDomain: p.clusterDomain, Aliases: d.aliases, Revoked: d.revoked,
+		Changed: func(services []string) {
+			d.counted.Add(float64(len(services)))
+			d.changed(services...)
+		},
+	}
+	for _, one := range p.clusters {
+		c.Clusters = append(c.Clusters, naming.ClusterConfig{Name: one.name, Domain: one.domain})
+	}
+	var err error
+	if d.engine, err = naming.New(c); err != nil {
+		return nil, fmt.Errorf("naming: %w", err)
+	}
+	for i, one := range p.clusters {
+		cfg, client, err := api.Client(one.kubeconfig)
+		if err != nil {
+			return nil, fmt.Errorf("naming.clusters[%d]: %w", i, err)
+		}
+		r, err := kube.New(kube.Config{REST: cfg, HTTP: client, Cluster: d.engine.Cluster(one.name), Logger: env.Logger.With("cluster", one.name)})
+		if err != nil {
+			return nil, fmt.Errorf("naming.clusters[%d]: %w", i, err)
+		}
+		d.readers = append(d.readers, reader{one.name, d.engine.Cluster(one.name), r})
+	}
+	d.register()
+	return d, nil
+}
+
+// OnChange is told which services' lists have changed; without names, that all is known from now on. It is set before Run.
+func (d *Desk) OnChange(f func(services ...string)) {
+	if d != nil {
+		d.changed = f
+	}
+}
+
+// Source says who may serve a service, for agents; nil where the config has no naming.
+func (d *Desk) Source() func(service string) (ids []string, known bool) {
+	if d == nil {
+		return nil
+	}
+	return func(service string) ([]string, bool) {
+		list, standing := d.engine.Naming().Lookup(service)
+		ids := make([]string, 0, len(list))
+		for _, id := range list {
+			ids = append(ids, id.String())
+		}
+		return ids, standing == trust.NamingKnown
+	}
+}
+
+// Run keeps naming up to date until ctx ends.
+func (d *Desk) Run(ctx context.Context) error {
+	if d == nil {
+		return nil
+	}
+	if _, standing := d.engine.Naming().Lookup(""); standing != trust.NamingUnread {
+		d.changed() // rules alone are known from the start
+	}
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return d.engine.Run(ctx) })
+	g.Go(func() error { return d.follow(ctx) })
+	for _, r := range d.readers {
+		g.Go(func() error { return r.Run(ctx) })
+	}
+	return g.Wait()
+}
+
+// lookEvery is how soon naming follows the authority document.
+const lookEvery = time.Second
+
+// follow looks for what changes aliases and revocations: a new version of the document.
+func (d *Desk) follow(ctx context.Context) error {
+	ticker := time.NewTicker(lookEvery)
+	defer ticker.Stop()
+	var seen uint64
+	for {
+		if v := d.env.Document().Version; v != seen {
+			seen = v
+			d.bring()
+			d.engine.Refresh()
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-ticker.C:
+		}
+	}
+}
+
+// bring brings up to date which trust domains count as ours: the document's own, with its kin, and those of the config.
+func (d *Desk) bring() {
+	others := slices.Clone(d.env.Aliases)
+	if b, err := d.env.Document().Bundle(d.env.Domain); err == nil {
+		others = append(others, b.Domain())
+		for _, k := range b.Kin() {
+			others = append(others, k.Domain())
+		}
+	}
+	a, err := trust.NewAliases(d.env.Domain, others...)
+	if err != nil {
+		d.env.Logger.Error("naming goes by the aliases that it had before", "reason", err.Error())
+		return
+	}
+	d.known.Store(&a)
+}
+
+func (d *Desk) aliases(id trust.ID) []trust.ID { return d.known.Load().Equivalent(id) }
+
+// revoked reports whether an identity has no grace (decision D25): an authority of ours is tainted, so that anybody might be it; or it, or all that
+// was issued before some time, is revoked.
+func (d *Desk) revoked(id trust.ID) bool {
+	known := d.known.Load()
+	if !known.Has(id.Domain()) {
+		return false
+	}
+	state := d.env.Document().Of(d.env.Domain)
+	if state == nil {
+		return false
+	}
+	if slices.ContainsFunc(state.Authorities, func(a document.Authority) bool { return a.Tainted != nil }) {
+		return true
+	}
+	return slices.ContainsFunc(state.Revocations, func(r document.Revocation) bool {
+		if r.SPIFFEID == "" {
+			return r.IssuedBefore != nil && r.Node == ""
+		}
+		if r.Restored != nil {
+			return false
+		}
+		other, err := trust.ParseID(r.SPIFFEID)
+		return err == nil && known.Same(id, other)
+	})
+}
+
+// trouble says what cannot be read now, and what has not been read yet.
+func (d *Desk) trouble() (all []string) {
+	for _, r := range d.readers {
+		trouble := r.Trouble()
+		for _, t := range trouble {
+			all = append(all, "cluster "+r.name+": "+t)
+		}
+		if unread := r.cluster.Unread(); len(unread) > 0 && len(trouble) == 0 {
+			all = append(all, fmt.Sprintf("cluster %s: not read yet: %v", r.name, unread))
+		}
+	}
+	return all
+}
+
+func (d *Desk) register() {
+	gauge := func(name, help string, labels prometheus.Labels, value func() float64) {
+		d.env.Metrics.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help, ConstLabels: labels}, value))
+	}
+	d.env.Metrics.MustRegister(d.counted)
+	gauge("chancery_naming_services", "Services of which it is known who may serve them.", nil, func() float64 {
+		n, _ := d.engine.Size()
+		return float64(n)
+	})
+	gauge("chancery_naming_leaving", "Identities that may still serve a service though nothing names them any more.", nil, func() float64 {
+		_, n := d.engine.Size()
+		return float64(n)
+	})
+	for _, r := range d.readers {
+		labels := prometheus.Labels{"cluster": r.name}
+		gauge("chancery_naming_cluster_unread", "Kinds of objects of the cluster that have never been read: while there are any, nothing is said of any service.", labels, func() float64 {
+			return float64(len(r.cluster.Unread()))
+		})
+		gauge("chancery_naming_cluster_failing", "Kinds of objects of the cluster that cannot be read now: what was last read of them counts.", labels, func() float64 {
+			return float64(len(r.Trouble()))
+		})
+	}
+}
+
+// maxShown bounds the services of an answer.
+const maxShown = 1000
+
+// ShowNaming implements chancery.v1.Admin.
+func (d *Desk) ShowNaming(ctx context.Context, q *chanceryv1.ShowNamingRequest) (*chanceryv1.ShowNamingResponse, error) {
+	if d == nil {
+		return nil, status.Error(codes.FailedPrecondition, "this server knows of no services: its config has no `naming`")
+	}
+	actor, err := d.env.ActorOf(ctx)
+	if err != nil {
+		return nil, err
+	}
+	service := q.GetService()
+	if service != "" {
+		if err := trust.CheckService(service); err != nil {
+			return nil, status.Error(codes.InvalidArgument, err.Error())
+		}
+	}
+	d.env.Note(actor, "naming show")
+	resp := &chanceryv1.ShowNamingResponse{Trouble: d.trouble()}
+	if _, standing := d.engine.Naming().Lookup(service); standing == trust.NamingUnread {
+		return nil, status.Error(codes.FailedPrecondition, "who may serve what is not known yet: each cluster has to be read once first; "+strings.Join(resp.Trouble, "; "))
+	}
+	if service != "" {
+		resp.Services = []*chanceryv1.NamedService{explain(d.engine.Why(service))}
+		return resp, nil
+	}
+	all := d.engine.Naming().Services()
+	if n := len(all); n > maxShown {
+		all, resp.Omitted = all[:maxShown], uint64(n-maxShown)
+	}
+	for _, name := range all {
+		one := &chanceryv1.NamedService{Service: name}
+		for _, id := range d.engine.Naming().Allowed(name) {
+			one.Identities = append(one.Identities, &chanceryv1.NamedIdentity{SpiffeId: id.String()})
+		}
+		resp.Services = append(resp.Services, one)
+	}
+	return resp, nil
+}
+
+func explain(w naming.Explanation) *chanceryv1.NamedService {
+	out := &chanceryv1.NamedService{Service: w.Service, Unknown: w.Standing != trust.NamingKnown, Problems: w.Problems}
+	for _, r := range w.Identities {
+		one := &chanceryv1.NamedIdentity{SpiffeId: r.ID.String(), Because: r.Because, More: uint64(r.More)}
+		if !r.Until.IsZero() {
+			one.Until = timestamppb.New(r.Until)
+		}
+		out.Identities = append(out.Identities, one)
+	}
+	return out
+}

@@ -1,0 +1,141 @@
+package trust
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+)
+
+// NamingStanding is what is known of a service.
+type NamingStanding int
+
+const (
+	// NamingUnread: the objects that say who may serve what have not all been read yet, so nothing can be said of any service.
+	NamingUnread NamingStanding = iota
+	// NamingUnknown: nothing says that there is such a service.
+	NamingUnknown
+	// NamingKnown: the list is what counts. An empty one means that nobody may serve it, and never that anybody may.
+	NamingKnown
+)
+
+// Naming says which identities may serve a service: secure naming. It is live, and safe for concurrent use; trust/naming keeps it up
+// to date. Services are named "NAMESPACE/NAME"; see CheckService.
+type Naming struct {
+	mu       sync.RWMutex // guards the rest; the lists themselves never change
+	read     bool
+	services map[string][]ID
+}
+
+// NewNaming returns an index that has read nothing yet.
+func NewNaming() *Naming { return &Naming{services: map[string][]ID{}} }
+
+// Allowed returns who may serve a service, in order; nobody if it is not known. Callers must not change the list.
+func (n *Naming) Allowed(service string) []ID {
+	ids, _ := n.Lookup(service)
+	return ids
+}
+
+// Lookup is Allowed, and says what an empty list means.
+func (n *Naming) Lookup(service string) ([]ID, NamingStanding) {
+	n.mu.RLock()
+	defer n.mu.RUnlock()
+	if !n.read {
+		return nil, NamingUnread
+	}
+	ids, known := n.services[service]
+	if !known {
+		return nil, NamingUnknown
+	}
+	return slices.Clip(ids), NamingKnown
+}
+
+// Permits returns nil if an identity may serve a service, else why not: for clients in Go, which have verified that the peer is this
+// identity (Verify) and ask whether it is the one that was meant.
+func (n *Naming) Permits(service string, id ID) error {
+	ids, standing := n.Lookup(service)
+	switch standing {
+	case NamingUnread:
+		return fmt.Errorf("%s may not serve %.300s: who may is not known yet", id, service)
+	case NamingUnknown:
+		return fmt.Errorf("%s may not serve %.300s: there is no such service", id, service)
+	}
+	if _, found := slices.BinarySearchFunc(ids, id, CompareIDs); !found {
+		return fmt.Errorf("%s may not serve %s: it is none of the %d identities that may", id, service, len(ids))
+	}
+	return nil
+}
+
+// Services returns the services that are known, in order.
+func (n *Naming) Services() []string {
+	n.mu.RLock()
+	defer n.mu.RUnlock()
+	if !n.read {
+		return nil
+	}
+	names := make([]string, 0, len(n.services))
+	for name := range n.services {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	return names
+}
+
+// NamingChange is the new list of a service.
+type NamingChange struct {
+	Service string
+	IDs     []ID // sorted, each once; not changed any more
+	Gone    bool // the service is not known any more
+}
+
+// Update makes changes at one stroke. From the first one on the index counts as read.
+func (n *Naming) Update(changes ...NamingChange) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.read = true
+	for _, c := range changes {
+		if c.Gone {
+			delete(n.services, c.Service)
+			continue
+		}
+		n.services[c.Service] = c.IDs
+	}
+}
+
+// CompareIDs orders IDs as their URIs.
+func CompareIDs(a, b ID) int { return strings.Compare(a.uri, b.uri) }
+
+// CheckService checks the name of a service: a namespace, a slash, and the service's name there, which for one outside of Kubernetes
+// is its host, such as "payments/api.example.com" or "payments/*.example.com".
+func CheckService(s string) error {
+	ns, name, ok := strings.Cut(s, "/")
+	if !ok {
+		return fmt.Errorf("service %.80q should be NAMESPACE/NAME, like shop/cart", s)
+	}
+	if !isLabel(ns) {
+		return fmt.Errorf("service %.80q: the namespace should be of 1 to 63 of a-z, 0-9 and '-', neither first nor last '-'", s)
+	}
+	host := strings.TrimPrefix(name, "*.")
+	if len(name) > 253 || host == "" {
+		return fmt.Errorf("service %.80q: the name has %d bytes; it should have 1 to 253", s, len(name))
+	}
+	for label := range strings.SplitSeq(host, ".") {
+		if !isLabel(label) {
+			return fmt.Errorf("service %.80q: the name should be a DNS name in lower case, like cart, api.example.com or *.example.com", s)
+		}
+	}
+	return nil
+}
+
+// isLabel takes '_' as well, which hosts of ServiceEntries have.
+func isLabel(s string) bool {
+	if s == "" || len(s) > 63 || s[0] == '-' || s[len(s)-1] == '-' {
+		return false
+	}
+	for i := 0; i < len(s); i++ {
+		if c := s[i]; !isLower(c) && !isDigit(c) && c != '-' && c != '_' {
+			return false
+		}
+	}
+	return true
+}

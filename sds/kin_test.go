@@ -375,7 +375,7 @@ func TestD25AServiceIsAskedFor(t *testing.T) {
 	want(t, "context", subjects(t, d.next()["service:foo/web"]), "own.test spiffe://own.test/web")
 	want(t, "context", subjects(t, other.next()["service:foo/web"]), "own.test spiffe://own.test/web")
 	d.ack()
-	other.ack("service:foo/web")
+	other.ack()
 	none := base
 	none.Naming = map[string][]trust.ID{"foo/web": {}}
 	box.set(none)

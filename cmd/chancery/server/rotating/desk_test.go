@@ -140,3 +140,21 @@ func TestFormerNames(t *testing.T) {
 		t.Errorf("%+v", uses)
 	}
 }
+
+// TestD24ConfigsThatRefuse: what is an alias, or federated, cannot become the own trust domain.
+func TestD24ConfigsThatRefuse(t *testing.T) {
+	var all []trust.Domain
+	for _, name := range []string{"alias", "foreign", "new"} {
+		d, err := trust.ParseDomain(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, d)
+	}
+	refuses := Refuses(all[:1], all[1:2])
+	for i, want := range []string{"trustDomainAliases", "is federated", ""} {
+		if err := refuses(all[i]); (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v; want %q", all[i], err, want)
+		}
+	}
+}

@@ -2,6 +2,7 @@ package rotating
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"google.golang.org/grpc/codes"
@@ -38,6 +39,19 @@ func target(q *chanceryv1.StartRotationRequest) (*stages.Target, error) {
 		t.Share = 0
 	}
 	return t, nil
+}
+
+// Refuses says why a config keeps its server from becoming another trust domain (decision D24).
+func Refuses(aliases, federated []trust.Domain) func(trust.Domain) error {
+	return func(to trust.Domain) error {
+		switch {
+		case slices.Contains(aliases, to):
+			return fmt.Errorf("trust domain %s is among trustDomainAliases, which are issued to nobody: take it out there on each server first", to)
+		case slices.Contains(federated, to):
+			return fmt.Errorf("trust domain %s is federated (`federation` in the config): its identities are others' (decision D24). End that on each server first, or take another name", to)
+		}
+		return nil
+	}
 }
 
 // maxNamed bounds the names of one agent that are told.

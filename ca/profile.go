@@ -127,6 +127,9 @@ func (p *Profile) DefaultTTL() time.Duration { return p.defaultTTL }
 // MaxTTL returns the longest lifetime that the profile gives.
 func (p *Profile) MaxTTL() time.Duration { return p.maxTTL }
 
+// Backdate returns how far NotBefore lies before signing.
+func (p *Profile) Backdate() time.Duration { return p.backdate }
+
 // lifetime returns the lifetime for a requested one: the default for none, the maximum for too much (decision D20), and
 // MinTTL for what would be over before it arrives.
 func (p *Profile) lifetime(asked time.Duration) time.Duration {
@@ -165,6 +168,11 @@ func (p *Profile) allows(r *Request, kt KeyType) error {
 		return fmt.Errorf("%w: profile %s does not issue %d DNS names and IPs", ErrName, p.name, n)
 	}
 	return nil
+}
+
+// AllowsPath reports whether the profile issues an ID of this path, whatever its trust domain.
+func (p *Profile) AllowsPath(id trust.ID) bool {
+	return !id.IsZero() && id.Path() != "" && slices.ContainsFunc(p.paths, func(pat []string) bool { return matchPath(pat, id.Path()) })
 }
 
 func (p *Profile) pathList() string {

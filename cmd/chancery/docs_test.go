@@ -32,6 +32,8 @@ var configFiles = []string{
 	"agent/config.go",
 	"../../ca/profile.go",
 	"server/naming/config.go",
+	"server/signing/config.go",
+	"server/publishing/config.go",
 }
 
 // yamlField is one field of a config struct.

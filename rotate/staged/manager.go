@@ -27,8 +27,10 @@ type Config struct {
 	Notes     func() []board.Note    // of all replicas, the own one included, the newest known of each
 	Changed   func() <-chan struct{} // closed when they have changed; asked for before Notes
 	Floor     time.Duration          // see stages.Evidence
-	LeafTTL   time.Duration          // longest life of a leaf
-	Typical   time.Duration          // life of most, for estimates; zero: LeafTTL
+	// Unpublished: see stages.Evidence; asked each second. May be nil.
+	Unpublished func() []string
+	LeafTTL     time.Duration // longest life of a leaf
+	Typical     time.Duration // life of most, for estimates; zero: LeafTTL
 	// RootMaxAge is the age at which a root is rotated by itself; 0: never. An admin sets it (decision D11).
 	RootMaxAge time.Duration
 	// Refuses says why the config of this server does not let it become another trust domain; nil: it has nothing against any.
@@ -166,7 +168,11 @@ func (m *Manager) drive(ctx context.Context, now time.Time) error {
 
 // evidence is what is known now. Files are added by who follows them.
 func (m *Manager) evidence() stages.Evidence {
-	return stages.Evidence{Notes: m.config.Notes(), Floor: m.config.Floor, LeafTTL: m.config.LeafTTL}
+	e := stages.Evidence{Notes: m.config.Notes(), Floor: m.config.Floor, LeafTTL: m.config.LeafTTL}
+	if m.config.Unpublished != nil {
+		e.Unpublished = m.config.Unpublished()
+	}
+	return e
 }
 
 // errMoved: the document is another than the one that was looked at.

@@ -318,7 +318,7 @@ func (v *view) readers() Gate {
 	}
 	g := Gate{Name: GateReaders}
 	if v.r.Spread.IsZero() {
-		g.Waiting = []string{fmt.Sprintf("those who only read roots need %s from when each replica has them", v.e.Floor)}
+		g.Waiting = append(slices.Clone(v.e.Unpublished), fmt.Sprintf("those who only read roots need %s from when each replica has them, and they are published", v.e.Floor))
 		return g
 	}
 	g.Until = v.r.Spread.Add(v.e.Floor + skew)

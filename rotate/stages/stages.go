@@ -15,6 +15,9 @@ type Evidence struct {
 	Notes []board.Note
 	// Floor is how long those need who read roots and cannot acknowledge them (decision D3); 0: there are none.
 	Floor time.Duration
+	// Unpublished says what they read and does not have the roots of the document yet, as far as the driver knows: the floor counts from when
+	// nothing is.
+	Unpublished []string
 	// LeafTTL is the longest life of a leaf in any profile.
 	LeafTTL time.Duration
 	// Files are the IDs of the roots in plugged-in files, where a rotation comes from those.
@@ -147,7 +150,7 @@ func (v *view) mindTime(s *document.DomainState) bool {
 
 // noteSpread notes when each replica has the phase's document. Until then readers may have been given the roots of before.
 func (v *view) noteSpread(s *document.DomainState, gates []Gate) bool {
-	if v.r.Phase != document.PhaseDistribute || v.e.Floor <= 0 || !v.r.Spread.IsZero() {
+	if v.r.Phase != document.PhaseDistribute || v.e.Floor <= 0 || !v.r.Spread.IsZero() || len(v.e.Unpublished) > 0 {
 		return false
 	}
 	for _, g := range gates {

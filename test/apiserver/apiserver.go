@@ -55,9 +55,10 @@ type Server struct {
 
 // Config says how to start one.
 type Config struct {
-	Dir             string // for its files
-	APIServer, Etcd string // the programs
-	AuditPolicy     string // what it writes into AuditFile; default nothing
+	Dir             string   // for its files
+	APIServer, Etcd string   // the programs
+	AuditPolicy     string   // what it writes into AuditFile; default nothing
+	Args            []string // more flags of the API server; the last of two counts
 }
 
 // Start starts an API server for one test, which may then pause or kill it.
@@ -172,6 +173,7 @@ func (s *Server) startAPIServer(c Config, etcdURL string) error {
 		s.AuditFile = file("audit.log")
 		s.config.Args = append(s.config.Args, "--audit-policy-file="+file("audit-policy.yaml"), "--audit-log-path="+s.AuditFile, "--audit-log-mode=blocking")
 	}
+	s.config.Args = append(s.config.Args, c.Args...)
 	if s.apiserver, err = process.Launch(s.config); err != nil {
 		return err
 	}

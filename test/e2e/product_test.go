@@ -51,6 +51,8 @@ type serverYAML struct {
 	Parent      map[string]any    `json:"parent,omitempty"`
 	Issuers     []map[string]any  `json:"issuers,omitempty"`
 	Clusters    []clusterYAML     `json:"clusters"`
+	Signing     map[string]any    `json:"signing,omitempty"`
+	Publishing  map[string]any    `json:"publishing,omitempty"`
 }
 
 type clusterYAML struct {

@@ -11,7 +11,9 @@ import (
 	"github.com/chancery-project/chancery/cmd/chancery/server/lifetimes"
 	"github.com/chancery-project/chancery/cmd/chancery/server/naming"
 	"github.com/chancery-project/chancery/cmd/chancery/server/parents"
+	"github.com/chancery-project/chancery/cmd/chancery/server/publishing"
 	"github.com/chancery-project/chancery/cmd/chancery/server/rotating"
+	"github.com/chancery-project/chancery/cmd/chancery/server/signing"
 	"github.com/chancery-project/chancery/cmd/chancery/server/stores"
 )
 
@@ -61,6 +63,10 @@ type Config struct {
 	Profile ca.ProfileConfig `json:"profile,omitzero"`
 	// Clusters lists whose tokens are accepted. At least one.
 	Clusters []clusters.Config `json:"clusters"`
+	// Signing says which of Kubernetes' own requests for certificates are signed. Default none.
+	Signing *signing.Config `json:"signing,omitempty"`
+	// Publishing says where the roots are published in Kubernetes. Default nowhere.
+	Publishing *publishing.Config `json:"publishing,omitempty"`
 	// Admission bounds the load. All fields have defaults.
 	Admission admission.Config `json:"admission,omitzero"`
 	// Connections says when connections end. All fields have defaults.

@@ -36,10 +36,12 @@ import (
 	"github.com/chancery-project/chancery/cmd/chancery/server/keystore"
 	"github.com/chancery-project/chancery/cmd/chancery/server/naming"
 	"github.com/chancery-project/chancery/cmd/chancery/server/parents"
+	"github.com/chancery-project/chancery/cmd/chancery/server/publishing"
 	"github.com/chancery-project/chancery/cmd/chancery/server/replicas"
 	"github.com/chancery-project/chancery/cmd/chancery/server/report"
 	"github.com/chancery-project/chancery/cmd/chancery/server/revoking"
 	"github.com/chancery-project/chancery/cmd/chancery/server/rotating"
+	"github.com/chancery-project/chancery/cmd/chancery/server/signing"
 	"github.com/chancery-project/chancery/csr"
 	"github.com/chancery-project/chancery/rotate"
 	"github.com/chancery-project/chancery/rotate/staged"
@@ -67,6 +69,8 @@ type Server struct {
 	notes      *adminsocket.Notes
 	parent     *parents.Renewer // nil without one
 	clusters   []*clusters.Cluster
+	signer     *signing.Signer       // of Kubernetes' own requests; nil for none
+	publisher  *publishing.Publisher // of roots in Kubernetes; nil for none
 	sampler    *ca.Sampler
 	requests   *csr.Metrics
 	report     *report.Reporter
@@ -107,6 +111,12 @@ func Open(ctx context.Context, settings *Settings, logger *slog.Logger) (_ *Serv
 		ActorOf: adminsocket.ActorOf, Naming: s.naming.Source(), Own: s.ownSerial, Leaf: s.ownLeaf, Profile: settings.profile, Logger: logger, Metrics: s.registry,
 	})
 	s.naming.OnChange(s.desk.Agents().NamingChanged)
+	s.publisher, err = settings.publishing.Open(publishing.Env{
+		Bundle: func() (*trust.Bundle, error) { return s.authority.Document().Bundle(settings.domain) }, Drives: s.authority.Drives, Logger: logger, Metrics: s.registry,
+	})
+	if err != nil {
+		return nil, settings.wrong(err)
+	}
 	s.openRotation()
 	if err := s.openFederation(); err != nil {
 		return nil, settings.wrong(err)
@@ -122,6 +132,13 @@ func Open(ctx context.Context, settings *Settings, logger *slog.Logger) (_ *Serv
 	})
 	if err != nil {
 		return nil, err
+	}
+	s.signer, err = settings.signing.Open(signing.Env{
+		Domain: settings.domain, IssuerFor: s.authority.IssuerFor, Profile: settings.profile, Clusters: byName, Log: s.log, Sampler: s.sampler, Agents: s.desk.Agents(),
+		Revocations: s.desk.Revoked, Drives: s.authority.Drives, Logger: logger, Metrics: s.registry,
+	})
+	if err != nil {
+		return nil, settings.wrong(err)
 	}
 	s.keeper = rotate.NewKeeper(rotate.KeeperConfig{ID: trust.SystemID(s.authority.Present(), "server"), Issue: s.issueOwn, Logger: logger})
 	s.authority.OnUse(func() { s.keeper.Renew(0) }) // it has the roots along; and one that ended while there was no issuer need not wait for its next try
@@ -149,7 +166,7 @@ func (s *Server) openNaming() (err error) {
 func (s *Server) openRotation() {
 	c := s.settings
 	s.rotation = staged.New(staged.Config{
-		Domain: c.domain, Authority: s.authority, Notes: s.board.All, Changed: s.board.Changed, Floor: c.rotation.Readers, LeafTTL: c.profile.MaxTTL(), Typical: c.profile.DefaultTTL(),
+		Domain: c.domain, Authority: s.authority, Notes: s.board.All, Changed: s.board.Changed, Floor: max(c.rotation.Readers, c.publishing.Floor()), Unpublished: s.publisher.Unpublished, LeafTTL: c.profile.MaxTTL(), Typical: c.profile.DefaultTTL(),
 		RootMaxAge: c.rotation.RootMaxAge, Blind: func() []string { return s.desk.Agents().NotEnforcing(time.Now()) }, Former: rotating.Former(s.desk.Agents().Former),
 		Refuses: rotating.Refuses(c.aliases, c.federation.Domains()), Log: s.log, Logger: s.logger, Metrics: s.registry,
 	})
@@ -391,6 +408,8 @@ func (s *Server) Run(told context.Context, started func()) error {
 		})
 	})
 	g.Go(func() error { return s.parent.Run(ctx) })
+	g.Go(func() error { return s.signer.Run(ctx) })
+	g.Go(func() error { return s.publisher.Run(ctx) })
 	g.Go(func() error { return s.health.Run(ctx) })
 	g.Go(func() error { return s.sampler.Run(ctx) })
 	if s.issuance != nil {

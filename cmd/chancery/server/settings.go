@@ -21,7 +21,9 @@ import (
 	"github.com/chancery-project/chancery/cmd/chancery/server/names"
 	"github.com/chancery-project/chancery/cmd/chancery/server/naming"
 	"github.com/chancery-project/chancery/cmd/chancery/server/parents"
+	"github.com/chancery-project/chancery/cmd/chancery/server/publishing"
 	"github.com/chancery-project/chancery/cmd/chancery/server/rotating"
+	"github.com/chancery-project/chancery/cmd/chancery/server/signing"
 	"github.com/chancery-project/chancery/cmd/chancery/server/stores"
 	queue "github.com/chancery-project/chancery/csr/admission"
 	"github.com/chancery-project/chancery/csr/issuers"
@@ -48,6 +50,8 @@ type Settings struct {
 	naming      *naming.Place // nil without
 	place       *stores.Place // where the state lies
 	federation  *federating.Place
+	signing     *signing.Plan
+	publishing  *publishing.Plan
 }
 
 // Load reads a config file.
@@ -136,6 +140,12 @@ func (s *Settings) parse() (err error) {
 		return err
 	}
 	if s.naming, err = naming.Parse(s.Naming, s.domain, s.Clusters); err != nil {
+		return err
+	}
+	if s.signing, err = signing.Parse(s.Signing, s.profile, s.clusters); err != nil {
+		return err
+	}
+	if s.publishing, err = publishing.Parse(s.Publishing, s.domain, s.clusters); err != nil {
 		return err
 	}
 	if s.parent, err = parents.Parse(s.Parent); err != nil {

@@ -72,3 +72,24 @@ func Parse(configs []Config) (*Clusters, error) {
 	}
 	return all, nil
 }
+
+// WithServer returns the cluster of a name whose API server is reached: the only such one where the name is empty. Field is whose name it is.
+func (cs *Clusters) WithServer(field, name string) (Config, error) {
+	var found []Config
+	for _, c := range cs.configs {
+		if name != "" && c.Name == name || name == "" && (c.Kubeconfig != "" || c.InCluster) {
+			found = append(found, c)
+		}
+	}
+	switch {
+	case len(found) == 0 && name == "":
+		return Config{}, fmt.Errorf("%s: no entry of clusters has kubeconfig or inCluster, and the API server has to be reached", field)
+	case len(found) == 0:
+		return Config{}, fmt.Errorf("%s: %q is no name in clusters", field, name)
+	case len(found) > 1:
+		return Config{}, fmt.Errorf("%s is missing: %d entries of clusters have kubeconfig or inCluster; name the one that is meant", field, len(found))
+	case found[0].Kubeconfig == "" && !found[0].InCluster:
+		return Config{}, fmt.Errorf("%s: cluster %q has neither kubeconfig nor inCluster, and its API server has to be reached", field, name)
+	}
+	return found[0], nil
+}

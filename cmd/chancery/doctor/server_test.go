@@ -454,7 +454,7 @@ func TestServerThatIsDownIsToldSo(t *testing.T) {
 		Checked  []string
 		CA       struct{ Certificates []struct{ Kind string } }
 	}
-	if err := json.Unmarshal(out.Bytes(), &got2); err != nil || got2.Severity != "critical" || len(got2.Checked) != 12 || len(got2.CA.Certificates) != 2 {
+	if err := json.Unmarshal(out.Bytes(), &got2); err != nil || got2.Severity != "critical" || len(got2.Checked) != 13 || len(got2.CA.Certificates) != 2 {
 		t.Errorf("%v: %s", err, out.String())
 	}
 }

@@ -91,7 +91,7 @@ func TestD24KinAndForeignDomainsInEachContext(t *testing.T) {
 		"spiffe://old.test":     "old.test",
 		"spiffe://new.test":     "new.test",
 		"spiffe://gone.test":    nobody,
-		"spiffe://foreign.test": "foreign.test",
+		"spiffe://foreign.test": "foreign.test=foreign.test",
 		"spiffe://nowhere.test": "unknown",
 		"ALL":                   "foreign.test=foreign.test new.test=new.test old.test=old.test",
 		"default":               web.ID.String(),

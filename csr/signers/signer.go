@@ -209,7 +209,7 @@ func (s *Signer) answer(o order, id trust.ID, cert *ca.Certificate, leaf *x509.C
 	chain := trust.EncodeCertificates(&x509.Certificate{Raw: cert.DER})
 	chain = append(chain, trust.EncodeCertificates(i.Chain()...)...)
 	if o.root {
-		chain = append(chain, i.Bundle().PEM()...)
+		chain = append(chain, trust.EncodeCertificates(i.Bundle().All()...)...) // with those of a migration's other domain
 	}
 	return &Signed{Chain: chain, NotBefore: leaf.NotBefore, NotAfter: leaf.NotAfter, Refresh: refreshAt(leaf.NotBefore, leaf.NotAfter, time.Now()), ID: id.String()}
 }

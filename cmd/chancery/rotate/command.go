@@ -205,15 +205,26 @@ func OverrideCommand(c *Asker) *cobra.Command {
 	return cmd
 }
 
+// isAbout refuses to change a rotation of the root or an issuer by a command for migrations. A migration is a rotation, too.
+func (c *Asker) isAbout(x *chanceryv1.Rotation) error {
+	if "chancery "+c.name == migrate && x != nil && x.GetToDomain() == "" {
+		return fmt.Errorf("no migration is under way, but rotation %s of the %s, in phase %s: see `chancery rotate status`", x.GetId(), process.Printable(x.GetKind()), process.Printable(x.GetPhase()))
+	}
+	return nil
+}
+
 // Change asks for a change of the rotation under way, and prints what that has led to: of that very one, also if it ends and another begins
 // meanwhile.
 func (c *Asker) Change(cmd *cobra.Command, q *chanceryv1.ChangeRotationRequest) error {
 	var resp *chanceryv1.RotationStatus
 	err := c.Ask(cmd.Context(), q.GetChange(), func(ctx context.Context, a chanceryv1.AdminClient) (err error) {
+		if resp, err = a.GetRotation(ctx, new(chanceryv1.GetRotationRequest)); err != nil {
+			return err
+		}
+		if err := c.isAbout(resp.GetRotation()); err != nil {
+			return err
+		}
 		if q.Rotation == "" {
-			if resp, err = a.GetRotation(ctx, new(chanceryv1.GetRotationRequest)); err != nil {
-				return err
-			}
 			q.Rotation = resp.GetRotation().GetId() // empty if there is none: the server says so
 		}
 		resp, err = a.ChangeRotation(ctx, q)

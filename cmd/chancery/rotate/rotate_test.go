@@ -196,6 +196,22 @@ elapsed 1 min 0 s; when it ends cannot be told
 	}
 }
 
+// TestCommandsForMigrations change no other rotation; those for rotations change both.
+func TestCommandsForMigrations(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		of   *chanceryv1.RotationStatus
+		want string
+	}{
+		{"rotate", full(), ""}, {"rotate", moving(), ""}, {"trust migrate", moving(), ""}, {"trust migrate", &chanceryv1.RotationStatus{}, ""},
+		{"trust migrate", full(), "no migration is under way, but rotation 1a2b3c4d5e6f7081 of the root, in phase distribute: see `chancery rotate status`"},
+	} {
+		if err := NewAsker(c.name, "").isAbout(c.of.GetRotation()); (err == nil) != (c.want == "") || err != nil && err.Error() != c.want {
+			t.Errorf("%s: %v; want %q", c.name, err, c.want)
+		}
+	}
+}
+
 func TestPlanIsSaid(t *testing.T) {
 	q := &chanceryv1.StartRotationRequest{Kind: "root", Reason: "compromised"}
 	r := &chanceryv1.PlanRotationResponse{

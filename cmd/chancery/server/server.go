@@ -165,7 +165,8 @@ func (s *Server) openRotation() {
 	c := s.settings
 	s.rotation = staged.New(staged.Config{
 		Domain: c.domain, Authority: s.authority, Notes: s.board.All, Changed: s.board.Changed, Floor: max(c.rotation.Readers, c.publishing.Floor()), Unpublished: s.publisher.Unpublished, LeafTTL: c.profile.MaxTTL(), Typical: c.profile.DefaultTTL(),
-		RootMaxAge: c.rotation.RootMaxAge, Blind: func() []string { return s.desk.Agents().NotEnforcing(time.Now()) }, Former: rotating.Former(s.desk.Agents().Former), Log: s.log, Logger: s.logger, Metrics: s.registry,
+		RootMaxAge: c.rotation.RootMaxAge, Blind: func() []string { return s.desk.Agents().NotEnforcing(time.Now()) }, Former: rotating.Former(s.desk.Agents().Former, c.naming.Names),
+		Refuses: rotating.Refuses(c.aliases, c.federation.Domains()), Log: s.log, Logger: s.logger, Metrics: s.registry,
 	})
 	s.rotating = rotating.Open(rotating.DeskConfig{Manager: s.rotation, ActorOf: adminsocket.ActorOf, Note: s.notes.Note})
 }

@@ -166,6 +166,14 @@ func (p *Place) parseEndpoint() (err error) {
 	return nil
 }
 
+// Domains returns those that are federated.
+func (p *Place) Domains() (all []trust.Domain) {
+	for i := range p.relations {
+		all = append(all, p.relations[i].Domain)
+	}
+	return all
+}
+
 // Readers is how long those who federate need to get a new root (decision D3): 0 if nobody can, for want of an endpoint.
 func (p *Place) Readers() time.Duration {
 	if p.endpoint == nil {

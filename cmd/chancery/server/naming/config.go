@@ -7,6 +7,7 @@ package naming
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/chancery-project/chancery/cmd/chancery/process"
@@ -143,4 +144,17 @@ func (p *Place) parseRules(rules []RuleConfig) error {
 		p.rules = append(p.rules, rule)
 	}
 	return nil
+}
+
+// Names returns the services whose rules name identities of a trust domain, for who leaves that.
+func (p *Place) Names(d trust.Domain) (services []string) {
+	if p == nil {
+		return nil
+	}
+	for _, r := range p.rules {
+		if slices.ContainsFunc(r.IDs, func(id trust.ID) bool { return id.Domain() == d }) {
+			services = append(services, r.Service)
+		}
+	}
+	return services
 }

@@ -257,3 +257,17 @@ func TestAClusterThatWasNeverRead(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// TestNames: services whose rules name a trust domain that is left.
+func TestNames(t *testing.T) {
+	p, err := Parse(&Config{Rules: []RuleConfig{{"a/web", []string{"spiffe://old/x", "spiffe://new/x"}}, {"a/api", []string{"spiffe://new/x"}}}}, domain(t, "old"), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := p.Names(domain(t, "old")); !slices.Equal(got, []string{"a/web"}) {
+		t.Error(got)
+	}
+	if none, err := Parse(nil, domain(t, "old"), nil); err != nil || len(none.Names(domain(t, "old"))) != 0 {
+		t.Errorf("%v", err)
+	}
+}

@@ -135,8 +135,30 @@ func TestMigrationRequests(t *testing.T) {
 func TestFormerNames(t *testing.T) {
 	uses := Former(func(d trust.Domain) ([]agents.Former, int) {
 		return []agents.Former{{Agent: "agent a", Names: []string{d.URI()}}, {Agent: "agent b", Names: []string{"1", "2", "3", "4", "5", "6", "7"}}}, 9
-	})(trust.Domain{})
-	if len(uses) != 2 || uses[0].Kind != "names" || uses[0].Who != "agent a" || uses[1].Detail != "its consumers ask for 1, 2, 3, 4, 5 and 2 more" || uses[1].Count != 9 {
+	}, func(trust.Domain) []string { return []string{"foo/web"} })(trust.Domain{})
+	if len(uses) != 3 || uses[0].Who != "service foo/web" {
+		t.Fatalf("%+v", uses)
+	}
+	uses = uses[1:]
+	if uses[0].Kind != "names" || uses[0].Who != "agent a" || uses[1].Detail != "its consumers ask for 1, 2, 3, 4, 5 and 2 more" || uses[1].Count != 9 {
 		t.Errorf("%+v", uses)
+	}
+}
+
+// TestD24ConfigsThatRefuse: what is an alias, or federated, cannot become the own trust domain.
+func TestD24ConfigsThatRefuse(t *testing.T) {
+	var all []trust.Domain
+	for _, name := range []string{"alias", "foreign", "new"} {
+		d, err := trust.ParseDomain(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, d)
+	}
+	refuses := Refuses(all[:1], all[1:2])
+	for i, want := range []string{"trustDomainAliases", "is federated", ""} {
+		if err := refuses(all[i]); (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v; want %q", all[i], err, want)
+		}
 	}
 }

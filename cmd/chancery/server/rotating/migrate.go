@@ -2,6 +2,7 @@ package rotating
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"google.golang.org/grpc/codes"
@@ -40,12 +41,29 @@ func target(q *chanceryv1.StartRotationRequest) (*stages.Target, error) {
 	return t, nil
 }
 
+// Refuses says why a config keeps its server from becoming another trust domain (decision D24).
+func Refuses(aliases, federated []trust.Domain) func(trust.Domain) error {
+	return func(to trust.Domain) error {
+		switch {
+		case slices.Contains(aliases, to):
+			return fmt.Errorf("trust domain %s is among trustDomainAliases, which are issued to nobody: take it out there on each server first", to)
+		case slices.Contains(federated, to):
+			return fmt.Errorf("trust domain %s is federated (`federation` in the config): its identities are others' (decision D24). End that on each server first, or take another name", to)
+		}
+		return nil
+	}
+}
+
 // maxNamed bounds the names of one agent that are told.
 const maxNamed = 5
 
-// Former says which agents' consumers ask for resources of a trust domain that is left, as a hub knows them.
-func Former(of func(trust.Domain) ([]agents.Former, int)) func(trust.Domain) []staged.Use {
+// Former says which agents' consumers ask for resources of a trust domain that is left, as a hub knows them, and the rules for which services name
+// it.
+func Former(of func(trust.Domain) ([]agents.Former, int), rules func(trust.Domain) []string) func(trust.Domain) []staged.Use {
 	return func(left trust.Domain) (all []staged.Use) {
+		for _, service := range rules(left) {
+			all = append(all, staged.Use{Kind: "names", Who: "service " + service, Detail: "naming.rules in the config of this server has identities of " + left.String()})
+		}
 		some, n := of(left)
 		for _, f := range some {
 			names := strings.Join(f.Names[:min(len(f.Names), maxNamed)], ", ")

@@ -174,7 +174,7 @@ func namesOf(streams []sds.StreamStatus, own *trust.Bundle) (unknown, former []s
 					unknown = append(unknown, host)
 				}
 			case rank(d) >= 0:
-				ranked[r.Name[:min(len(r.Name), maxNameBytes)]] = rank(d)
+				ranked[strings.ToValidUTF8(r.Name[:min(len(r.Name), maxNameBytes)], "")] = rank(d) // what is cut in a letter could not be sent
 			}
 		}
 	}

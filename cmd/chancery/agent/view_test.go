@@ -12,6 +12,7 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	"google.golang.org/protobuf/proto"
 
@@ -164,5 +165,10 @@ func TestWhatIsNamed(t *testing.T) {
 	unknown, former := namesOf([]sds.StreamStatus{many}, must(bundle("next.test", next).WithKin(bundle("gone.test"))))
 	if len(unknown) != maxNames || len(former) != maxNames || len(former[0]) != maxNameBytes {
 		t.Errorf("%d unknown, %d former names of %d bytes", len(unknown), len(former), len(former[0]))
+	}
+	unicode := sds.StreamStatus{Resources: []sds.ResourceStatus{{Name: "spiffe://gone.test/" + strings.Repeat("ü", 500)}}}
+	_, former = namesOf([]sds.StreamStatus{unicode}, must(bundle("next.test", next).WithKin(bundle("gone.test"))))
+	if len(former) != 1 || !utf8.ValidString(former[0]) || len(former[0]) > maxNameBytes {
+		t.Errorf("a name that is cut in a letter is %q", former)
 	}
 }

@@ -135,6 +135,8 @@ var Catalogue = []Entry{
 		"Restore state and sealing key that belong together; all servers on one store have the same key."},
 	{"state.rolled-back", criticals, "The store has an older document than this server has seen, so it does not start: revocations may have been undone.",
 		"docs/recovery.md, \"The store was rolled back\": import the newest document that a server or an export has; find out who can write the store."},
+	{"config.other-domain", warns, "The config names a trust domain that this authority was before, or is about to be: it works as the present one does, but who reads it is misled.",
+		"Once the migration has ended (`chancery trust migrate status`): set `trustDomain` to the present one. Where agents or policies still name the old one, list that in `trustDomainAliases`."},
 	{"mark.unusable", criticals, "What this server has seen of the authority document is not known: an older one would not be noticed, so it does not start.",
 		"Put the file back. If it is lost: take it away and `chancery replica forget` this server, which registers it anew (docs/recovery.md)."},
 	{"state.unreachable", criticals, "The shared store does not answer here, so a server does not start.",

@@ -46,6 +46,7 @@ func examineServerAt(ctx context.Context, s *server.Settings, config string, off
 		{"server", e.askServer},
 		{"state", e.readState},
 		{"chain, keys, logs and clusters", e.judge},
+		{"trust domain", e.checkDomain},
 		{"mark of the state", e.checkMark},
 		{"issuer files", e.checkPlugged},
 		{"roots.pem", e.checkRoots},
@@ -215,6 +216,15 @@ func (e *exam) listedLog(public string) (key string, registered bool) {
 		}
 	}
 	return "", false
+}
+
+// checkDomain says where the config has another name of the authority than the present one.
+func (e *exam) checkDomain(context.Context) {
+	named := e.settings.TrustDomain
+	if e.state == nil || e.state.TrustDomain == "" || e.state.TrustDomain == named {
+		return
+	}
+	e.found("config.other-domain", checkup.Warning, "config "+e.config, "has trustDomain %s, and the authority is %s now; both names work, so nothing fails", named, e.state.TrustDomain)
 }
 
 // checkMark holds the state to the mark of what this server has seen (decision D9).

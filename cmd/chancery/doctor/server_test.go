@@ -454,7 +454,7 @@ func TestServerThatIsDownIsToldSo(t *testing.T) {
 		Checked  []string
 		CA       struct{ Certificates []struct{ Kind string } }
 	}
-	if err := json.Unmarshal(out.Bytes(), &got2); err != nil || got2.Severity != "critical" || len(got2.Checked) != 12 || len(got2.CA.Certificates) != 2 {
+	if err := json.Unmarshal(out.Bytes(), &got2); err != nil || got2.Severity != "critical" || len(got2.Checked) != 13 || len(got2.CA.Certificates) != 2 {
 		t.Errorf("%v: %s", err, out.String())
 	}
 }
@@ -533,5 +533,31 @@ func TestStoreOutOfReach(t *testing.T) {
 		if f.ID == "state.unreachable" && !strings.Contains(f.Subject, "schema chancery of postgres://nobody@127.0.0.1:1/none") {
 			t.Errorf("%+v", f)
 		}
+	}
+}
+
+// TestConfigWithAFormerTrustDomain works, and is said.
+func TestConfigWithAFormerTrustDomain(t *testing.T) {
+	p := newPlace(t, config)
+	s, err := server.Load(p.path("server.yaml"))
+	p.must(err)
+	st, err := s.OpenState(t.Context())
+	p.must(err)
+	p.must(replica.Change(t.Context(), st.Store, st.Sealer, func(next *document.Document) error {
+		state := next.State(s.Domain())
+		state.Domain, state.Former = "new.example", []string{s.TrustDomain}
+		return nil
+	}))
+	st.Store.Close()
+	r, got := p.look(true, time.Now())
+	if !slices.Equal(got, []string{"warning config.other-domain"}) || r.CA.TrustDomain != "new.example" {
+		t.Fatalf("found %v of %s", got, r.CA.TrustDomain)
+	}
+	if f := r.Findings[0]; !strings.Contains(f.Problem, s.TrustDomain) || !strings.Contains(f.Problem, "new.example") {
+		t.Errorf("%+v", f)
+	}
+	p.change("trustDomain: "+s.TrustDomain, "trustDomain: new.example")
+	if _, got := p.look(true, time.Now()); len(got) > 0 {
+		t.Errorf("with the present one: %v", got)
 	}
 }

@@ -108,7 +108,7 @@ func (e *exam) chain(doc *authority.Document, td trust.Domain) (chain, roots []*
 		e.found("state.refused", checkup.Critical, e.stateName(), "cannot be used: %v", err)
 		return nil, nil
 	}
-	roots = bundle.Roots()
+	roots = bundle.All()
 	if p := e.settings.Issuer; p != nil {
 		chain = e.plugged(doc, td)
 	} else if a, err := doc.Active(td, authority.KindIssuer); err == nil {

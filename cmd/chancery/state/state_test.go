@@ -22,6 +22,7 @@ import (
 	"github.com/chancery-project/chancery/ca/store/postgres/pgtest"
 	"github.com/chancery-project/chancery/cmd/chancery/server"
 	"github.com/chancery-project/chancery/cmd/chancery/server/adminsocket"
+	"github.com/chancery-project/chancery/trust"
 )
 
 func TestMain(m *testing.M) {
@@ -102,6 +103,47 @@ func TestD9ImportNeedsANamedAdmin(t *testing.T) {
 	}
 	if doc := stored(t, s).Document; doc.Version >= 1<<32 {
 		t.Error("it was restored all the same")
+	}
+}
+
+// TestD9ImportAfterAMigration: what is restored is the line's, by whichever of its trust domains the config names; the mark is its own.
+func TestD9ImportAfterAMigration(t *testing.T) {
+	s, before := made(t)
+	to, err := trust.ParseDomain("new.example")
+	if err != nil {
+		t.Fatal(err)
+	}
+	st := stored(t, s)
+	err = replica.Change(t.Context(), st.Store, st.Sealer, func(next *document.Document) error {
+		state := next.State(s.Domain())
+		state.Domain, state.Former = to.String(), []string{"cluster.local"}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	st.Store.Close()
+	exported := filepath.Join(t.TempDir(), "export.json")
+	if err := export(t.Context(), s, exported, t.Output(), t.Output()); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"new.example", "cluster.local"} {
+		as := load(t, filepath.Dir(filepath.Dir(s.State.SQLite)), strings.Replace(config, "cluster.local", name, 1))
+		if err := restore(t.Context(), as, exported, asked{as: "Alice", confirm: name}, t.Output()); err != nil {
+			t.Fatalf("by %s: %v", name, err)
+		}
+		if m, err := replica.ReadMark(as.Place().Mark(), s.Domain(), st.Sealer); err != nil || m.Version < 1<<32 {
+			t.Errorf("by %s: the mark is %+v, %v", name, m, err)
+		}
+		now := stored(t, as)
+		if now.Document.Present(to) != to || as.Domain() != s.Domain() {
+			t.Errorf("by %s: %s is %s", name, as.Domain(), now.Document.Present(to))
+		}
+		now.Store.Close()
+	}
+	as := load(t, filepath.Dir(filepath.Dir(s.State.SQLite)), strings.Replace(config, "cluster.local", "new.example", 1))
+	if err := restore(t.Context(), as, before, asked{as: "Alice", confirm: "new.example"}, t.Output()); err == nil || !strings.Contains(err.Error(), "it is of trust domain cluster.local") {
+		t.Errorf("an export of before, under the new name: %v", err)
 	}
 }
 

@@ -9,7 +9,7 @@ PKCS11_TEST = CGO_ENABLED=1 $(GO) test -tags pkcs11 -run 'SoftHSM' ./ca/keys/pkc
 AWS_TEST = $(GO) test -tags awskms -run AWS ./ca/keys/kms ./cmd/chancery/server
 
 # Rotations on real parts run by themselves: they are about time.
-ROTATIONS = ^Test(Ring|RingLeaves|D4PausedReplica|AgentOffDuringRotation|NACKBlocksRotation)$$
+ROTATIONS = ^Test(Ring|RingLeaves|D4PausedReplica|AgentOffDuringRotation|NACKBlocksRotation|D17Migration)$$
 
 .PHONY: run build check test soak tools bench generate fuzz
 
@@ -48,6 +48,8 @@ bench: build ## each claim of speed against a floor or a peer in the same run
 	CHANCERY_BIN=$(CURDIR)/bin/chancery $(GO) run ./test/bench/log
 	CHANCERY_BIN=$(CURDIR)/bin/chancery $(GO) run ./test/bench/push
 	CHANCERY_BIN=$(CURDIR)/bin/chancery $(GO) run ./test/bench/reissue
+	$(GO) run ./test/bench/verify
+	$(GO) run ./test/bench/naming
 	FLEET_AGENTS=10000 $(GO) test -count=1 -v -run AFleet ./cmd/chancery/agent
 
 generate: ## code from api/chanceryv1/chancery.proto

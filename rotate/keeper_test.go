@@ -1,6 +1,7 @@
 package rotate
 
 import (
+	"cmp"
 	"context"
 	"crypto"
 	"crypto/x509"
@@ -34,6 +35,7 @@ type authority struct {
 	mu     sync.Mutex // guards all below
 	fail   error
 	other  bool          // answer with a certificate for somebody else
+	host   string        // trust domain of the certificates; empty: td
 	shown  *trust.Bundle // to answer with; nil: generation 1 of the root alone
 	issued []time.Time
 	keys   []crypto.PublicKey
@@ -72,7 +74,7 @@ func (a *authority) issue(ctx context.Context, key crypto.Signer) (Issued, error
 	}
 	template := &x509.Certificate{
 		SerialNumber: big.NewInt(int64(len(a.issued) + 2)), NotBefore: time.Now().Add(-time.Minute), NotAfter: time.Now().Add(a.ttl),
-		URIs: []*url.URL{{Scheme: "spiffe", Host: "td", Path: path}}, KeyUsage: x509.KeyUsageDigitalSignature,
+		URIs: []*url.URL{{Scheme: "spiffe", Host: cmp.Or(a.host, "td"), Path: path}}, KeyUsage: x509.KeyUsageDigitalSignature,
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, a.root, key.Public(), a.key)
 	if err != nil {

@@ -91,7 +91,7 @@ func TestD24KinAndForeignDomainsInEachContext(t *testing.T) {
 		"spiffe://old.test":     "old.test",
 		"spiffe://new.test":     "new.test",
 		"spiffe://gone.test":    nobody,
-		"spiffe://foreign.test": "foreign.test",
+		"spiffe://foreign.test": "foreign.test=foreign.test",
 		"spiffe://nowhere.test": "unknown",
 		"ALL":                   "foreign.test=foreign.test new.test=new.test old.test=old.test",
 		"default":               web.ID.String(),
@@ -375,7 +375,7 @@ func TestD25AServiceIsAskedFor(t *testing.T) {
 	want(t, "context", subjects(t, d.next()["service:foo/web"]), "own.test spiffe://own.test/web")
 	want(t, "context", subjects(t, other.next()["service:foo/web"]), "own.test spiffe://own.test/web")
 	d.ack()
-	other.ack("service:foo/web")
+	other.ack()
 	none := base
 	none.Naming = map[string][]trust.ID{"foo/web": {}}
 	box.set(none)

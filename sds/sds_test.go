@@ -273,7 +273,18 @@ func wantIdentity(t *testing.T, s *tlsv3.Secret, id *trust.Identity) {
 	}
 }
 
+// trustedCA returns the roots of a context, in the SPIFFE validator those of all its domains.
 func trustedCA(s *tlsv3.Secret) string {
+	if typed := s.GetValidationContext().GetCustomValidatorConfig().GetTypedConfig(); typed != nil {
+		cfg, all := new(tlsv3.SPIFFECertValidatorConfig), ""
+		if err := typed.UnmarshalTo(cfg); err != nil {
+			return err.Error()
+		}
+		for _, d := range cfg.GetTrustDomains() {
+			all += string(d.GetTrustBundle().GetInlineBytes())
+		}
+		return all
+	}
 	return string(s.GetValidationContext().GetTrustedCa().GetInlineBytes())
 }
 

@@ -46,7 +46,8 @@ type naming struct {
 // service is one that somebody asks for. Its fields belong to naming's lock.
 type service struct {
 	name    string
-	encoded []byte // as a part of an update; nil while nothing is known, or where it is too much
+	encoded []byte     // as a part of an update; nil while nothing is known, or where it is too much
+	part    mem.Buffer // that, as it is sent
 	streams map[*stream]struct{}
 }
 
@@ -103,7 +104,7 @@ func (n *naming) look(s *service) bool {
 	if bytes.Equal(next, s.encoded) {
 		return false
 	}
-	s.encoded = next
+	s.encoded, s.part = next, mem.SliceBuffer(next)
 	return next != nil
 }
 
@@ -191,8 +192,7 @@ func (n *naming) leave(s *stream) {
 func (n *naming) parts(s *stream) mem.BufferSlice {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	var out mem.BufferSlice
-	size := 0
+	out, size := make(mem.BufferSlice, 0, len(s.services)), 0
 	for _, x := range s.services {
 		if size += len(x.encoded); size > maxNaming {
 			n.seldom.Do(func() {
@@ -201,7 +201,7 @@ func (n *naming) parts(s *stream) mem.BufferSlice {
 			break
 		}
 		if x.encoded != nil {
-			out = append(out, mem.SliceBuffer(x.encoded))
+			out = append(out, x.part)
 		}
 	}
 	return out

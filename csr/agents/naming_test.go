@@ -259,3 +259,41 @@ func TestWhatIsSaidOfTrustDomains(t *testing.T) {
 		t.Errorf("%d bytes are counted of no names", h.former)
 	}
 }
+
+// BenchmarkNamingToTenThousand is one service that changes, of twenty that each of ten thousand agents asks for, until each stream knows what
+// to send.
+func BenchmarkNamingToTenThousand(b *testing.B) {
+	h := New(Config{})
+	book := newBook(h)
+	h.NamingChanged()
+	if err := h.Publish(crl("1")); err != nil {
+		b.Fatal(err)
+	}
+	var names []string
+	for i := range 20 {
+		names = append(names, fmt.Sprintf("foo/%02d", i))
+	}
+	now := time.Now()
+	streams := make([]*stream, 10_000)
+	for i := range streams {
+		s := &stream{id: "a", place: fmt.Sprint(i), look: time.NewTimer(time.Hour)}
+		if err := h.join(s); err != nil {
+			b.Fatal(err)
+		}
+		h.ask(s, names)
+		h.next(s, now)
+		streams[i] = s
+	}
+	for i := 0; b.Loop(); i++ {
+		now = now.Add(time.Second)
+		book.set("foo/07", fmt.Sprintf("spiffe://td/%d", i))
+		h.NamingChanged("foo/07")
+		for _, s := range streams {
+			n, _, _ := h.next(s, now)
+			m, err := h.encode(s, n)
+			if err != nil || len(m.parts) != 20 {
+				b.Fatalf("%v, %d parts", err, len(m.parts))
+			}
+		}
+	}
+}

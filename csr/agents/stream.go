@@ -98,8 +98,13 @@ func (h *Hub) encode(s *stream, n news) (*encoded, error) {
 		}
 		m.parts = append(m.parts, mem.SliceBuffer(n.update.shared), mem.SliceBuffer(own))
 	}
-	if n.named {
-		m.parts = append(m.parts, h.naming.parts(s)...)
+	if !n.named {
+		return m, nil
+	}
+	if parts := h.naming.parts(s); m.parts == nil {
+		m.parts = parts
+	} else {
+		m.parts = append(m.parts, parts...)
 	}
 	return m, nil
 }

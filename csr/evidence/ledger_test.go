@@ -72,6 +72,42 @@ func TestD1SilenceIsNoAcknowledgement(t *testing.T) {
 	})
 }
 
+// TestD1WhoCannotReadKin is behind for as long as the bundle has a second trust domain, whatever it says: it passed over that, and would
+// refuse certificates of it.
+func TestD1WhoCannotReadKin(t *testing.T) {
+	inTown(t, func(w *town) {
+		var kin atomic.Bool
+		r := w.start("a", func(c *evidence.Config) { c.Kin = kin.Load })
+		reads, old := r.open(1), r.open(2)
+		reads.Reads(evidence.ReadsKin)
+		r.say(reads, state(1, 2, i2))
+		r.say(old, state(2, 2, i2))
+		r.acknowledge(5, trusts)
+		sleep(2 * time.Second)
+		r.expect("as long as there is no kin", 0, 0)
+		kin.Store(true)
+		r.acknowledge(6, document.Goal{Generation: 2, Leave: []string{i1}})
+		sleep(2 * time.Second)
+		if e := r.expect("with kin", 1, 0); !named(e, nameOf(2), "knows no second trust domain") || named(e, nameOf(1), "") {
+			t.Errorf("behind is %+v", e.Sample)
+		}
+		old.Close()
+		again := r.open(2) // it was updated
+		again.Reads(evidence.ReadsKin | 6)
+		r.say(again, state(2, 2, i2))
+		sleep(12 * time.Second)
+		r.expect("once it can", 0, 0)
+		r.say(r.open(3), nil)
+		sleep(12 * time.Second)
+		if e := r.expect("one without a table", 1, 0); !named(e, nameOf(3), "does not say who uses") {
+			t.Errorf("behind is %+v", e.Sample)
+		}
+		r.acknowledge(7, document.Goal{})
+		sleep(12 * time.Second)
+		r.expect("where nothing is asked for", 0, 0)
+	})
+}
+
 // TestD3ClientsCountByTheirNextCall: an answer counts once the call after it comes, or when its certificate ends. A call that comes too soon
 // is one for an answer that was lost. Each identity that a node agent asks for counts apart.
 func TestD3ClientsCountByTheirNextCall(t *testing.T) {

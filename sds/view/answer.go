@@ -154,6 +154,8 @@ func contextAnswer(v *View, k Kind, name string) Answer {
 			case b.Domain().URI() != name:
 			case v.isFormer(b):
 				return NobodyAnswer
+			case v.Own().Of(b.Domain()) == nil: // a plain context would take whatever its roots sign, such as names of ours (decision D24)
+				return spiffeAnswer([]*trust.Bundle{b}, nil)
 			default:
 				return rootsAnswer(b.Roots(), b.CRLs(), nil)
 			}

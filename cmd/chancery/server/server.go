@@ -157,7 +157,7 @@ func Open(ctx context.Context, settings *Settings, logger *slog.Logger) (_ *Serv
 func (s *Server) openNaming() (err error) {
 	s.notes = adminsocket.NewNotes(s.log)
 	s.naming, err = s.settings.naming.Open(naming.Env{
-		Document: s.authority.Document, Domain: s.settings.domain, ActorOf: adminsocket.ActorOf, Note: s.notes.Note, Logger: s.logger, Metrics: s.registry,
+		Document: s.authority.Document, Domain: s.settings.domain, Aliases: s.settings.aliases, ActorOf: adminsocket.ActorOf, Note: s.notes.Note, Logger: s.logger, Metrics: s.registry,
 	})
 	return err
 }
@@ -176,7 +176,7 @@ func (s *Server) openRotation() {
 func (s *Server) openFederation() (err error) {
 	c := s.settings
 	s.federation, err = federating.Open(federating.Config{
-		Place: c.federation, Domain: c.domain, Authority: s.authority, Log: s.log, Own: s.own, ActorOf: adminsocket.ActorOf, Note: s.notes.Note, Logger: s.logger, Metrics: s.registry,
+		Place: c.federation, Domain: c.domain, Aliases: c.aliases, Authority: s.authority, Log: s.log, Own: s.own, ActorOf: adminsocket.ActorOf, Note: s.notes.Note, Logger: s.logger, Metrics: s.registry,
 	})
 	if err == nil {
 		s.desk.Agents().OnUnknown(s.federation.Unknown)

@@ -124,7 +124,7 @@ func (s *Settings) parse() (err error) {
 	if s.lifetimes, err = lifetimes.Parse(s.Lifetimes, s.profile.DefaultTTL()); err != nil {
 		return err
 	}
-	if s.federation, err = federating.Parse(s.Federation, s.BundleEndpoint, s.domain, nil); err != nil {
+	if s.federation, err = federating.Parse(s.Federation, s.BundleEndpoint, s.domain, s.aliases); err != nil {
 		return err
 	}
 	if s.rotation, err = rotating.Parse(s.Rotation.AtLeast(s.federation.Readers()), s.profile.MaxTTL(), s.lifetimes.Root, s.Issuer != nil || s.Parent != nil); err != nil {

@@ -63,7 +63,7 @@ func printFederation(say func(string, ...any), s *checkup.State) {
 			say("federated trust domain %s, no bundle yet%s", f.TrustDomain, orError(f.Error))
 			continue
 		}
-		say("federated trust domain %s, %d roots, bundle taken over %s%s", f.TrustDomain, f.Roots, ago(s.Time, f.Since), orError(f.Error))
+		say("federated trust domain %s, roots %d, bundle taken over %s%s", f.TrustDomain, f.Roots, ago(s.Time, f.Since), orError(f.Error))
 	}
 	if e := s.BundleEndpoint; e != nil {
 		say("bundle endpoint %s%s", e.Listen, orError(e.Error))

@@ -424,6 +424,9 @@ func (a *Keeper) unfit() error {
 		_, err := a.Issuer()
 		return err
 	}
+	if err := a.Whole(); err != nil {
+		return err
+	}
 	if failed := a.failed.Load(); failed != nil {
 		return *failed
 	}

@@ -98,6 +98,9 @@ func (d *Document) Names(td trust.Domain) []trust.Domain {
 
 // Present returns the trust domain that a line is now. Key is its name.
 func (s *DomainState) Present(key trust.Domain) trust.Domain {
+	if s.Domain == "" {
+		return key
+	}
 	if x, err := trust.ParseDomain(s.Domain); err == nil {
 		return x
 	}
@@ -135,16 +138,6 @@ func (r *Rotation) Gives(id trust.ID) bool {
 		return r.Migration.Takes(id)
 	}
 	return true
-}
-
-// Own returns the trust domain of the servers' own identity: that which all agents have known for the whole phase.
-func (s *DomainState) Own(key trust.Domain) trust.Domain {
-	if r := s.Rotation; r != nil && r.Migration != nil && r.Phase != PhasePrepare && r.Phase != PhaseDistribute && r.Phase != PhaseIssue {
-		if to, err := trust.ParseDomain(r.Migration.To); err == nil {
-			return to
-		}
-	}
-	return s.Present(key)
 }
 
 // Second returns the issuer that signs beside the active one, for the other trust domain of a migration; nil if there is none.

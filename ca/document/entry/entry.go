@@ -125,6 +125,9 @@ func (a *Authority) OpenKey(ctx context.Context, td trust.Domain, s *keys.Sealer
 
 // DomainOf returns the trust domain that an authority vouches for. Present is its line's.
 func (a *Authority) DomainOf(present trust.Domain) trust.Domain {
+	if a.Domain == "" {
+		return present
+	}
 	if x, err := trust.ParseDomain(a.Domain); err == nil {
 		return x
 	}

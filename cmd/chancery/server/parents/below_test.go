@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -78,6 +79,17 @@ func TestIssuersBelowAreNotedBeforeTheyAreGiven(t *testing.T) {
 	if now := a.Document().Version; now != version {
 		t.Errorf("who asks again writes %d versions", now-version)
 	}
+	migrates := func(m *document.Rotation) {
+		t.Helper()
+		if err := a.Change(t.Context(), func(next *document.Document) error { next.State(td).Rotation = m; return nil }); err != nil {
+			t.Fatal(err)
+		}
+	}
+	migrates(&document.Rotation{ID: "m", Kind: document.KindRoot, FromRoot: root, Phase: document.PhasePrepare, Migration: &document.Migration{From: "cluster.local", To: "new.example"}})
+	if _, err := s.sign(t.Context(), pub, ca.IssuerTerms{TTL: 100 * time.Hour}, who); !errors.Is(err, ca.ErrNotReady) || !strings.Contains(err.Error(), "migrates to new.example") {
+		t.Errorf("while the trust domain migrates: %v", err)
+	}
+	migrates(nil)
 	st.down = true
 	if _, err := s.sign(t.Context(), pub, ca.IssuerTerms{TTL: 1000 * time.Hour}, who); !errors.Is(err, ca.ErrNotReady) {
 		t.Errorf("without the store: %v", err)

@@ -9,11 +9,8 @@ import (
 	"log/slog"
 	"maps"
 	"net"
-	"os"
-	"os/signal"
 	"slices"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -30,6 +27,7 @@ import (
 	"github.com/chancery-project/chancery/cmd/chancery/process"
 	"github.com/chancery-project/chancery/cmd/chancery/server/adminsocket"
 	"github.com/chancery-project/chancery/cmd/chancery/server/answering"
+	"github.com/chancery-project/chancery/cmd/chancery/server/auditing"
 	"github.com/chancery-project/chancery/cmd/chancery/server/clusters"
 	"github.com/chancery-project/chancery/cmd/chancery/server/federating"
 	"github.com/chancery-project/chancery/cmd/chancery/server/issuance"
@@ -162,12 +160,17 @@ func (s *Server) openNaming() (err error) {
 	return err
 }
 
+// former returns what still has to do with a trust domain that a migration leaves.
+func (s *Server) former(from trust.Domain) []staged.Use {
+	return append(rotating.Former(s.desk.Agents().Former)(from), s.naming.Former(from)...)
+}
+
 // openRotation comes after the desk that publishes: a rotation goes by what replicas say that they have published.
 func (s *Server) openRotation() {
 	c := s.settings
 	s.rotation = staged.New(staged.Config{
 		Domain: c.domain, Authority: s.authority, Notes: s.board.All, Changed: s.board.Changed, Floor: max(c.rotation.Readers, c.publishing.Floor()), Unpublished: s.publisher.Unpublished, LeafTTL: c.profile.MaxTTL(), Typical: c.profile.DefaultTTL(),
-		RootMaxAge: c.rotation.RootMaxAge, Blind: func() []string { return s.desk.Agents().NotEnforcing(time.Now()) }, Former: rotating.Former(s.desk.Agents().Former), Log: s.log, Logger: s.logger, Metrics: s.registry,
+		RootMaxAge: c.rotation.RootMaxAge, Blind: func() []string { return s.desk.Agents().NotEnforcing(time.Now()) }, Former: s.former, Log: s.log, Logger: s.logger, Metrics: s.registry,
 	})
 	s.rotating = rotating.Open(rotating.DeskConfig{Manager: s.rotation, ActorOf: adminsocket.ActorOf, Note: s.notes.Note})
 }
@@ -427,8 +430,8 @@ func (s *Server) Run(told context.Context, started func()) error {
 	g.Go(func() error {
 		return adminsocket.Serve(ctx, s.admin, s.service())
 	})
-	g.Go(func() error { return s.reopenLog(ctx) })
-	go s.retryLog(ctx) // not waited for: a write to a disk that hangs does not end
+	g.Go(func() error { return auditing.Reopen(ctx, s.log, s.logger) })
+	go auditing.Retry(ctx, s.log, s.logger) // not waited for: a write to a disk that hangs does not end
 	g.Go(func() error { return s.watchReady(serving, started) })
 	g.Go(func() error {
 		defer answered()
@@ -501,39 +504,6 @@ func (s *Server) watchReady(ctx context.Context, started func()) error {
 		case <-ctx.Done():
 			return nil
 		case <-ticker.C:
-		}
-	}
-}
-
-// retryLog writes a line to a log that failed before: a server that is not ready gets no requests whose lines would
-// show that the disk has room again. A disk that hangs holds it up, and nothing else.
-func (s *Server) retryLog(ctx context.Context) {
-	ticker := time.NewTicker(time.Second)
-	defer ticker.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-ticker.C:
-		}
-		if s.log.Err() != nil && s.log.Append(audit.Record{Event: audit.Started, Detail: "the audit log can be written again"}) == nil {
-			s.logger.Info("the audit log can be written again")
-		}
-	}
-}
-
-// reopenLog opens the audit log anew on SIGHUP, for tools that move log files away.
-func (s *Server) reopenLog(ctx context.Context) error {
-	hup := make(chan os.Signal, 1)
-	signal.Notify(hup, syscall.SIGHUP)
-	defer signal.Stop(hup)
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-hup:
-			s.log.Reopen()
-			s.logger.Info("audit log reopened")
 		}
 	}
 }

@@ -257,3 +257,20 @@ func TestAClusterThatWasNeverRead(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// TestFormer: rules that name the trust domain which a migration leaves are told, a few by name and all by number.
+func TestFormer(t *testing.T) {
+	var doc atomic.Pointer[document.Document]
+	doc.Store(&document.Document{Version: 1, Domains: map[string]*document.DomainState{"td": {}}})
+	d := desk(t, &doc)
+	uses := d.Former(domain(t, "td"))
+	if len(uses) != 1 || uses[0].Kind != "names" || uses[0].Who != "naming.rules[0]" || uses[0].Detail != "spiffe://td/ns/shop/sa/web" || uses[0].Count != 0 {
+		t.Errorf("%+v", uses)
+	}
+	if uses := d.Former(domain(t, "other")); len(uses) > 0 {
+		t.Errorf("%+v", uses)
+	}
+	if uses := (*Desk)(nil).Former(domain(t, "td")); len(uses) > 0 {
+		t.Errorf("%+v", uses)
+	}
+}

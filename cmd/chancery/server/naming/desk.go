@@ -22,6 +22,7 @@ import (
 	"github.com/chancery-project/chancery/trust"
 	"github.com/chancery-project/chancery/trust/naming"
 	"github.com/chancery-project/chancery/trust/naming/kube"
+	"github.com/chancery-project/chancery/trust/naming/names"
 )
 
 // Env is what a Desk needs of its server.
@@ -286,7 +287,7 @@ func (d *Desk) ShowNaming(ctx context.Context, q *chanceryv1.ShowNamingRequest) 
 	}
 	service := q.GetService()
 	if service != "" {
-		if err := naming.CheckService(service); err != nil {
+		if err := names.Check(service); err != nil {
 			return nil, status.Error(codes.InvalidArgument, err.Error())
 		}
 	}

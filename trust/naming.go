@@ -20,7 +20,7 @@ const (
 )
 
 // Naming says which identities may serve a service: secure naming. It is live, and safe for concurrent use; trust/naming keeps it up
-// to date. Services are named "NAMESPACE/NAME"; see naming.CheckService.
+// to date. Services are named "NAMESPACE/NAME"; see package trust/naming/names.
 type Naming struct {
 	mu       sync.RWMutex // guards the rest; the lists themselves never change
 	read     bool

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/chancery-project/chancery/trust"
+	"github.com/chancery-project/chancery/trust/naming/names"
 )
 
 // Grace is how long an identity may still serve what nothing names it for any more (decision D25).
@@ -87,7 +88,7 @@ func New(c Config) (*Engine, error) {
 	}
 	e.unread = len(e.clusters) * len(Kinds)
 	for i, r := range c.Rules {
-		if err := CheckService(r.Service); err != nil {
+		if err := names.Check(r.Service); err != nil {
 			return nil, fmt.Errorf("rules[%d]: %w", i, err)
 		}
 		s := &source{kind: kindRule, name: fmt.Sprintf("rules[%d]", i), live: true, fixed: r.IDs, words: r.IDs}

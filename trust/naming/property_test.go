@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/chancery-project/chancery/trust"
+	"github.com/chancery-project/chancery/trust/naming/names"
 )
 
 // world is what an API server would have, and the naive way to say who may serve what: from scratch, with nothing but loops.
@@ -307,7 +308,7 @@ func FuzzAnnotations(f *testing.F) {
 		east.Put(&Service{Namespace: "shop", Name: "web", Accounts: accounts, IDs: ids})
 		east.Put(&Entry{Namespace: "shop", Name: "e", Hosts: []string{host, other}, IDs: []string{ids, accounts}, Accounts: []string{accounts}})
 		for _, service := range e.Naming().Services() {
-			if err := CheckService(service); err != nil || !strings.HasPrefix(service, "shop/") {
+			if err := names.Check(service); err != nil || !strings.HasPrefix(service, "shop/") {
 				t.Fatalf("%s: %v", service, err)
 			}
 			list := e.Naming().Allowed(service)

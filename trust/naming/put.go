@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"github.com/chancery-project/chancery/trust/naming/names"
 )
 
 // setService takes a Service.
@@ -18,7 +20,7 @@ func (sp *space) setService(o *Service) {
 	}
 	s := &source{kind: KindService, space: sp, name: o.Name, live: true, object: o, epoch: sp.cluster.epoch}
 	service := sp.name + "/" + o.Name
-	if err := CheckService(service); err != nil {
+	if err := names.Check(service); err != nil {
 		return // an API server has none of such a name
 	}
 	s.targets = []*named{sp.cluster.engine.named(service)}
@@ -46,7 +48,7 @@ func (sp *space) setSlice(o *Slice) {
 		sp.remove(old)
 	}
 	service := sp.name + "/" + o.Service
-	if CheckService(service) != nil {
+	if names.Check(service) != nil {
 		return // it is of no Service
 	}
 	own, strangers := o.Pods, 0
@@ -124,7 +126,7 @@ func (sp *space) target(s *source, host, field string) {
 		s.problem("%s: %.80q should be a full DNS name", field, host)
 		return
 	}
-	if err := CheckService(service); err != nil {
+	if err := names.Check(service); err != nil {
 		s.problem("%s: %v", field, err)
 		return
 	}

@@ -160,12 +160,17 @@ func (s *Server) openNaming() (err error) {
 	return err
 }
 
+// former returns what still has to do with a trust domain that a migration leaves.
+func (s *Server) former(from trust.Domain) []staged.Use {
+	return append(rotating.Former(s.desk.Agents().Former)(from), s.naming.Former(from)...)
+}
+
 // openRotation comes after the desk that publishes: a rotation goes by what replicas say that they have published.
 func (s *Server) openRotation() {
 	c := s.settings
 	s.rotation = staged.New(staged.Config{
 		Domain: c.domain, Authority: s.authority, Notes: s.board.All, Changed: s.board.Changed, Floor: max(c.rotation.Readers, c.publishing.Floor()), Unpublished: s.publisher.Unpublished, LeafTTL: c.profile.MaxTTL(), Typical: c.profile.DefaultTTL(),
-		RootMaxAge: c.rotation.RootMaxAge, Blind: func() []string { return s.desk.Agents().NotEnforcing(time.Now()) }, Former: rotating.Former(s.desk.Agents().Former, c.naming.Names),
+		RootMaxAge: c.rotation.RootMaxAge, Blind: func() []string { return s.desk.Agents().NotEnforcing(time.Now()) }, Former: s.former,
 		Refuses: rotating.Refuses(c.aliases, c.federation.Domains()), Log: s.log, Logger: s.logger, Metrics: s.registry,
 	})
 	s.rotating = rotating.Open(rotating.DeskConfig{Manager: s.rotation, ActorOf: adminsocket.ActorOf, Note: s.notes.Note})

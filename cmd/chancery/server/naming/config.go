@@ -7,13 +7,13 @@ package naming
 import (
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 
 	"github.com/chancery-project/chancery/cmd/chancery/process"
 	"github.com/chancery-project/chancery/cmd/chancery/server/clusters"
 	"github.com/chancery-project/chancery/trust"
 	"github.com/chancery-project/chancery/trust/naming"
+	"github.com/chancery-project/chancery/trust/naming/names"
 )
 
 // Config says who may serve which service, and where that is read.
@@ -73,10 +73,10 @@ func Parse(c *Config, own trust.Domain, known []clusters.Config) (*Place, error)
 	p := &Place{root: c.RootNamespace, clusterDomain: c.ClusterDomain}
 	process.SetDefault(&p.root, "istio-system")
 	process.SetDefault(&p.clusterDomain, "cluster.local")
-	if err := naming.CheckService(p.root + "/x"); err != nil {
+	if err := names.Check(p.root + "/x"); err != nil {
 		return nil, fmt.Errorf("naming.rootNamespace: %.80q should be the name of a namespace", p.root)
 	}
-	if err := naming.CheckService("x/" + p.clusterDomain); err != nil || strings.HasPrefix(p.clusterDomain, "*") {
+	if err := names.Check("x/" + p.clusterDomain); err != nil || strings.HasPrefix(p.clusterDomain, "*") {
 		return nil, fmt.Errorf("naming.clusterDomain: %.80q should be a DNS name, such as cluster.local", p.clusterDomain)
 	}
 	for i, one := range c.Clusters {
@@ -120,7 +120,7 @@ func (p *Place) parseRules(rules []RuleConfig) error {
 	}
 	seen := map[string]int{}
 	for i, r := range rules {
-		if err := naming.CheckService(r.Service); err != nil {
+		if err := names.Check(r.Service); err != nil {
 			return fmt.Errorf("naming.rules[%d].service: %w", i, err)
 		}
 		if first, twice := seen[r.Service]; twice {
@@ -146,15 +146,3 @@ func (p *Place) parseRules(rules []RuleConfig) error {
 	return nil
 }
 
-// Names returns the services whose rules name identities of a trust domain, for who leaves that.
-func (p *Place) Names(d trust.Domain) (services []string) {
-	if p == nil {
-		return nil
-	}
-	for _, r := range p.rules {
-		if slices.ContainsFunc(r.IDs, func(id trust.ID) bool { return id.Domain() == d }) {
-			services = append(services, r.Service)
-		}
-	}
-	return services
-}

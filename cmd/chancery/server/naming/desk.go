@@ -18,9 +18,11 @@ import (
 	"github.com/chancery-project/chancery/api/chanceryv1"
 	"github.com/chancery-project/chancery/ca/document"
 	api "github.com/chancery-project/chancery/ca/kube"
+	"github.com/chancery-project/chancery/rotate/staged"
 	"github.com/chancery-project/chancery/trust"
 	"github.com/chancery-project/chancery/trust/naming"
 	"github.com/chancery-project/chancery/trust/naming/kube"
+	"github.com/chancery-project/chancery/trust/naming/names"
 )
 
 // Env is what a Desk needs of its server.
@@ -215,6 +217,24 @@ func (d *Desk) revoked(id trust.ID) bool {
 	return w.aliases.Has(id.Domain()) && (w.tainted || w.revoked[id] || time.Now().Before(w.before))
 }
 
+// maxFormer bounds what is said of those who name a former trust domain.
+const maxFormer = 20
+
+// Former returns who names identities of a trust domain in so many words, for a migration that leaves it. Accounts follow by themselves.
+func (d *Desk) Former(from trust.Domain) (uses []staged.Use) {
+	if d == nil {
+		return nil
+	}
+	objects, ids, all := d.engine.Saying(from, maxFormer)
+	for i, o := range objects {
+		uses = append(uses, staged.Use{Kind: "names", Who: o, Detail: ids[i].String()})
+	}
+	if all > len(uses) {
+		uses = append(uses, staged.Use{Kind: "names", Who: "objects and rules of secure naming", Detail: "in all", Count: uint64(all)})
+	}
+	return uses
+}
+
 // trouble says what cannot be read now, and what has not been read yet.
 func (d *Desk) trouble() (all []string) {
 	for _, r := range d.readers {
@@ -267,7 +287,7 @@ func (d *Desk) ShowNaming(ctx context.Context, q *chanceryv1.ShowNamingRequest) 
 	}
 	service := q.GetService()
 	if service != "" {
-		if err := naming.CheckService(service); err != nil {
+		if err := names.Check(service); err != nil {
 			return nil, status.Error(codes.InvalidArgument, err.Error())
 		}
 	}

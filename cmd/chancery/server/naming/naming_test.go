@@ -258,16 +258,19 @@ func TestAClusterThatWasNeverRead(t *testing.T) {
 	}
 }
 
-// TestNames: services whose rules name a trust domain that is left.
-func TestNames(t *testing.T) {
-	p, err := Parse(&Config{Rules: []RuleConfig{{"a/web", []string{"spiffe://old/x", "spiffe://new/x"}}, {"a/api", []string{"spiffe://new/x"}}}}, domain(t, "old"), nil)
-	if err != nil {
-		t.Fatal(err)
+// TestFormer: rules that name the trust domain which a migration leaves are told, a few by name and all by number.
+func TestFormer(t *testing.T) {
+	var doc atomic.Pointer[document.Document]
+	doc.Store(&document.Document{Version: 1, Domains: map[string]*document.DomainState{"td": {}}})
+	d := desk(t, &doc)
+	uses := d.Former(domain(t, "td"))
+	if len(uses) != 1 || uses[0].Kind != "names" || uses[0].Who != "naming.rules[0]" || uses[0].Detail != "spiffe://td/ns/shop/sa/web" || uses[0].Count != 0 {
+		t.Errorf("%+v", uses)
 	}
-	if got := p.Names(domain(t, "old")); !slices.Equal(got, []string{"a/web"}) {
-		t.Error(got)
+	if uses := d.Former(domain(t, "other")); len(uses) > 0 {
+		t.Errorf("%+v", uses)
 	}
-	if none, err := Parse(nil, domain(t, "old"), nil); err != nil || len(none.Names(domain(t, "old"))) != 0 {
-		t.Errorf("%v", err)
+	if uses := (*Desk)(nil).Former(domain(t, "td")); len(uses) > 0 {
+		t.Errorf("%+v", uses)
 	}
 }

@@ -57,13 +57,9 @@ func Refuses(aliases, federated []trust.Domain) func(trust.Domain) error {
 // maxNamed bounds the names of one agent that are told.
 const maxNamed = 5
 
-// Former says which agents' consumers ask for resources of a trust domain that is left, as a hub knows them, and the rules for which services name
-// it.
-func Former(of func(trust.Domain) ([]agents.Former, int), rules func(trust.Domain) []string) func(trust.Domain) []staged.Use {
+// Former says which agents' consumers ask for resources of a trust domain that is left, as a hub knows them.
+func Former(of func(trust.Domain) ([]agents.Former, int)) func(trust.Domain) []staged.Use {
 	return func(left trust.Domain) (all []staged.Use) {
-		for _, service := range rules(left) {
-			all = append(all, staged.Use{Kind: "names", Who: "service " + service, Detail: "naming.rules in the config of this server has identities of " + left.String()})
-		}
 		some, n := of(left)
 		for _, f := range some {
 			names := strings.Join(f.Names[:min(len(f.Names), maxNamed)], ", ")

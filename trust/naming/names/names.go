@@ -1,13 +1,16 @@
-package naming
+// Package names owns how services are named: NAMESPACE/NAME.
+//
+// It refuses what could be read as another name: upper case, empty parts, wildcards but for a whole first label.
+package names
 
 import (
 	"fmt"
 	"strings"
 )
 
-// CheckService checks the name of a service: a namespace, a slash, and the service's name there, which for one outside of Kubernetes
+// Check checks the name of a service: a namespace, a slash, and the service's name there, which for one outside of Kubernetes
 // is its host, such as "payments/api.example.com" or "payments/*.example.com".
-func CheckService(s string) error {
+func Check(s string) error {
 	ns, name, ok := strings.Cut(s, "/")
 	if !ok {
 		return fmt.Errorf("service %.80q should be NAMESPACE/NAME, like shop/cart", s)

@@ -6,13 +6,15 @@ import (
 	"fmt"
 	"slices"
 	"time"
+
+	"github.com/chancery-project/chancery/trust/san"
 )
 
 // LeafID returns the SPIFFE ID of a leaf certificate after the checks that X509-SVID asks of a validator before path
 // validation: exactly one URI SAN that is a SPIFFE ID with a path (sections 2, 5.2), not a CA (4.1, 5.2), and neither
 // keyCertSign nor cRLSign in its key usage (4.3, 5.2). Usages that are there must allow TLS.
 func LeafID(leaf *x509.Certificate) (ID, error) {
-	uri, err := uriSAN(leaf)
+	uri, err := san.URI(leaf)
 	if err != nil {
 		return ID{}, err
 	}

@@ -4135,6 +4135,9 @@ type GetStatusResponse struct {
 	Store *GetStatusResponse_Store `protobuf:"bytes,16,opt,name=store,proto3" json:"store,omitempty"`
 	// The rotation under way; absent if there is none.
 	Rotation *Rotation `protobuf:"bytes,17,opt,name=rotation,proto3" json:"rotation,omitempty"`
+	// What keeps a server that drives from signing requests in Kubernetes, and from publishing roots there; empty if nothing does.
+	SigningError    string `protobuf:"bytes,50,opt,name=signing_error,json=signingError,proto3" json:"signing_error,omitempty"`
+	PublishingError string `protobuf:"bytes,51,opt,name=publishing_error,json=publishingError,proto3" json:"publishing_error,omitempty"`
 	// The foreign trust domains of which there are bundles, or shall be, by name.
 	Federation []*GetStatusResponse_Federated `protobuf:"bytes,40,rep,name=federation,proto3" json:"federation,omitempty"`
 	// Absent if others are shown no bundle.
@@ -4290,6 +4293,20 @@ func (x *GetStatusResponse) GetRotation() *Rotation {
 		return x.Rotation
 	}
 	return nil
+}
+
+func (x *GetStatusResponse) GetSigningError() string {
+	if x != nil {
+		return x.SigningError
+	}
+	return ""
+}
+
+func (x *GetStatusResponse) GetPublishingError() string {
+	if x != nil {
+		return x.PublishingError
+	}
+	return ""
 }
 
 func (x *GetStatusResponse) GetFederation() []*GetStatusResponse_Federated {
@@ -6377,7 +6394,7 @@ const file_chancery_proto_rawDesc = "" +
 	"generation\x12 \n" +
 	"\vcertificate\x18\x05 \x01(\fR\vcertificate\x124\n" +
 	"\atainted\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\atainted\"\x12\n" +
-	"\x10GetStatusRequest\"\xe8\x1a\n" +
+	"\x10GetStatusRequest\"\xb8\x1b\n" +
 	"\x11GetStatusResponse\x12.\n" +
 	"\x04time\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x124\n" +
 	"\astarted\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\astarted\x12!\n" +
@@ -6396,7 +6413,9 @@ const file_chancery_proto_rawDesc = "" +
 	"\twas_ready\x18\x0e \x01(\bR\bwasReady\x127\n" +
 	"\x04crls\x18\x0f \x01(\v2#.chancery.v1.GetStatusResponse.CrlsR\x04crls\x12:\n" +
 	"\x05store\x18\x10 \x01(\v2$.chancery.v1.GetStatusResponse.StoreR\x05store\x121\n" +
-	"\brotation\x18\x11 \x01(\v2\x15.chancery.v1.RotationR\brotation\x12H\n" +
+	"\brotation\x18\x11 \x01(\v2\x15.chancery.v1.RotationR\brotation\x12#\n" +
+	"\rsigning_error\x182 \x01(\tR\fsigningError\x12)\n" +
+	"\x10publishing_error\x183 \x01(\tR\x0fpublishingError\x12H\n" +
 	"\n" +
 	"federation\x18( \x03(\v2(.chancery.v1.GetStatusResponse.FederatedR\n" +
 	"federation\x12V\n" +

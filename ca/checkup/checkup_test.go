@@ -218,6 +218,8 @@ func TestJudge(t *testing.T) {
 		{"cluster not ready yet", func(s *State) {
 			s.Clusters[0], s.Started, s.WasReady = Cluster{Name: "east", NotReady: "no keys"}, ago(s, time.Second), false
 		}, "warning cluster.not-ready"},
+		{"Kubernetes' requests wait", func(s *State) { s.Kubernetes.Signing = "forbidden" }, "critical signing.failing"},
+		{"roots are not published", func(s *State) { s.Kubernetes.Publishing = "forbidden" }, "warning publishing.failing"},
 		{"cluster lost", func(s *State) { s.Clusters[0].NotReady = "no watch" }, "warning cluster.lost"},
 		{"the only cluster lost", func(s *State) { s.Clusters = s.Clusters[:1]; s.Clusters[0].NotReady = "no watch" }, "critical cluster.lost"},
 		{"internal errors", func(s *State) { s.Requests.Reasons["INTERNAL"] = Count{0, 1, 1} }, "warning requests.internal"},

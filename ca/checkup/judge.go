@@ -47,6 +47,7 @@ func Judge(s *State) []Finding {
 	all = append(all, s.judgeRotation()...)
 	all = append(all, s.judgeFederation()...)
 	all = append(all, s.judgeClusters()...)
+	all = append(all, s.judgeKubernetes()...)
 	all = append(all, s.judgeRequests()...)
 	Sort(all)
 	return all

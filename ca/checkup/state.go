@@ -32,6 +32,7 @@ type State struct {
 	CRLs        *CRLs         `json:"crls,omitempty"`
 	Rotation    *Rotation     `json:"rotation,omitempty"` // under way
 	Clusters    []Cluster     `json:"clusters"`
+	Kubernetes  Kubernetes    `json:"kubernetes,omitzero"`
 	// Federation lists foreign trust domains; BundleEndpoint is where others get our roots.
 	Federation     []Federated     `json:"federation,omitempty"`
 	BundleEndpoint *BundleEndpoint `json:"bundleEndpoint,omitempty"`

@@ -32,7 +32,9 @@ type Config struct {
 	Domain trust.Domain
 	// IssuerFor returns the issuer of an identity and the name that it has there; an error means not ready.
 	IssuerFor func(trust.ID) (*ca.Issuer, trust.ID, error)
-	Profile   *ca.Profile
+	// IssuerOf returns the issuer of an identity exactly as it is; an error that wraps ca.ErrName means that the plan does not allow it.
+	IssuerOf func(trust.ID) (*ca.Issuer, error)
+	Profile  *ca.Profile
 	// Cluster is the name of the cluster whose API server is asked, and Alive whether a pod lives there, as csr.Cluster has it.
 	Cluster string
 	Alive   func(ctx context.Context, namespace, account, node string, hash []byte) error
@@ -117,7 +119,12 @@ func (s *Signer) sign(ctx context.Context, o order) (*Signed, *Refusal) {
 	var err error
 	shared := evidence.Enter(s.config.Ledger, func() (*answers.Chains, *evidence.Calls) {
 		var issuer *ca.Issuer
-		if issuer, id, err = s.config.IssuerFor(o.id); err != nil {
+		if id = o.id; o.exact {
+			issuer, err = s.config.IssuerOf(id)
+		} else {
+			issuer, id, err = s.config.IssuerFor(id)
+		}
+		if err != nil {
 			return nil, nil
 		}
 		r := s.chains.Of(issuer, s.config.Ledger)
@@ -129,8 +136,6 @@ func (s *Signer) sign(ctx context.Context, o order) (*Signed, *Refusal) {
 		return nil, refusal(err)
 	case err != nil:
 		return nil, later(csr.ReasonNotReady, "%v", err)
-	case o.exact && id != o.id:
-		return nil, never(ReasonNames, "%s is not issued at this point of the migration of the trust domain; ask for %s", o.id, id)
 	}
 	if s.revoked(o.id) || s.revoked(id) {
 		return nil, later(csr.ReasonRevoked, "%s is revoked; it gets no certificate before an admin restores it", id)

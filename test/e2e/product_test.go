@@ -53,6 +53,10 @@ type serverYAML struct {
 	Clusters    []clusterYAML     `json:"clusters"`
 	Signing     map[string]any    `json:"signing,omitempty"`
 	Publishing  map[string]any    `json:"publishing,omitempty"`
+
+	Federation     []map[string]any  `json:"federation,omitempty"`
+	BundleEndpoint map[string]string `json:"bundleEndpoint,omitempty"`
+	Naming         any               `json:"naming,omitempty"` // a map
 }
 
 type clusterYAML struct {

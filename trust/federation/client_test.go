@@ -144,7 +144,7 @@ func TestRedirects(t *testing.T) {
 		return trust.NewBundle(td, 1, []*x509.Certificate{b.cert})
 	}
 	redirect := func(to string) http.HandlerFunc {
-		return func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, to, 307) }
+		return func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, to, http.StatusTemporaryRedirect) }
 	}
 	const id = "spiffe://b.example/server"
 	same := serve(t, b.leaf(id), write(data))
@@ -263,7 +263,7 @@ func TestSlow(t *testing.T) {
 			case <-time.After(4 * time.Second):
 			case <-r.Context().Done():
 			}
-			http.Redirect(w, r, "/again", 302)
+			http.Redirect(w, r, "/again", http.StatusFound)
 		},
 	}
 	for name, h := range slow {

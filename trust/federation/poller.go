@@ -28,7 +28,7 @@ const (
 	unknownEvery = time.Minute
 	unknownMost  = 16 * time.Minute
 
-	watchLease = 5 * time.Second  // how often who does not poll looks whether it is to
+	watchLease = time.Second      // how often who does not poll looks whether it is to
 	spread     = 10 * time.Second // over which the first polls are spread, where there is a bundle to go on with
 	atATime    = 8
 )
@@ -112,7 +112,10 @@ func (p *Poller) Run(ctx context.Context) error {
 
 // start begins what is due and returns how long there is nothing more to do.
 func (p *Poller) start(ctx context.Context, all *sync.WaitGroup) time.Duration {
-	polls, now, wait := p.config.Polls(), time.Now(), watchLease
+	polls, now, wait := p.config.Polls(), time.Now(), Longest
+	if !polls {
+		wait = watchLease
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if polls && !p.polled {
@@ -286,12 +289,13 @@ func (p *Poller) of(td trust.Domain) *relation {
 
 // Status returns how each relationship goes, in the order of the clients.
 func (p *Poller) Status() []Status {
+	polls := p.config.Polls()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	var all []Status
 	for _, r := range p.order {
 		s := r.status
-		if p.polled {
+		if polls && p.polled {
 			s.Next = r.due
 		}
 		if !r.soon.IsZero() && (s.Next.IsZero() || r.soon.Before(s.Next)) {

@@ -109,6 +109,22 @@ func (w *world) times(td trust.Domain) []time.Duration {
 	return append([]time.Duration{}, w.asked[td]...)
 }
 
+// sequence returns the number of the bundle that is stored; 0 for none.
+func (w *world) sequence(td trust.Domain) uint64 {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if b := w.stored[td]; b != nil {
+		return b.Sequence
+	}
+	return 0
+}
+
+func (w *world) count() int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return len(w.stored)
+}
+
 // between checks that an endpoint was asked again after so long at the least and the most, each time.
 func (w *world) between(td trust.Domain, from int, least, most time.Duration) {
 	w.t.Helper()
@@ -195,8 +211,8 @@ func TestFailureOfOne(t *testing.T) {
 		})
 		w.between(b, 0, 108*time.Second, 2*time.Minute)
 		w.between(c, 0, 108*time.Second, 2*time.Minute+Timeout)
-		if w.stored[c].Sequence != 1 || w.stored[b].Sequence != 9 || w.stored[d].Sequence < 20 {
-			t.Errorf("stored %d, %d, %d", w.stored[b].Sequence, w.stored[c].Sequence, w.stored[d].Sequence)
+		if w.sequence(c) != 1 || w.sequence(b) != 9 || w.sequence(d) < 20 {
+			t.Errorf("stored %d, %d, %d", w.sequence(b), w.sequence(c), w.sequence(d))
 		}
 	})
 }
@@ -290,7 +306,7 @@ func TestUnknownAuthority(t *testing.T) {
 				t.Errorf("next at %v", next)
 			}
 			time.Sleep(40 * time.Second)
-			if at := w.times(td); len(at) != 2 || w.stored[td].Sequence != 2 {
+			if at := w.times(td); len(at) != 2 || w.sequence(td) != 2 {
 				t.Errorf("asked at %v", at)
 			}
 			for range 3600 { // somebody goes on showing a certificate of his own making
@@ -302,7 +318,7 @@ func TestUnknownAuthority(t *testing.T) {
 				t.Errorf("asked %d times within an hour, at %v", n, w.times(td))
 			}
 			w.serve(td, 3, time.Hour)
-			for w.stored[td].Sequence != 3 {
+			for w.sequence(td) != 3 {
 				w.poller.Unknown(td)
 				time.Sleep(time.Second)
 			}
@@ -310,7 +326,7 @@ func TestUnknownAuthority(t *testing.T) {
 			time.Sleep(time.Minute)
 			w.poller.Unknown(td)
 			time.Sleep(time.Second)
-			if w.stored[td].Sequence != 4 {
+			if w.sequence(td) != 4 {
 				t.Error("once it brought something new, the next time is not a minute later")
 			}
 		})
@@ -333,8 +349,8 @@ func TestRefresh(t *testing.T) {
 			return nil
 		}
 		w.run(func() {
-			if err := w.poller.Refresh(t.Context(), w.domains[3]); err != nil || w.stored[w.domains[3]] == nil || len(w.stored) != 1 {
-				t.Errorf("%v, %v", w.stored, err)
+			if err := w.poller.Refresh(t.Context(), w.domains[3]); err != nil || w.sequence(w.domains[3]) == 0 || w.count() != 1 {
+				t.Errorf("%d, %v", w.count(), err)
 			}
 			if err := w.poller.Refresh(t.Context(), must(trust.ParseDomain("x.example"))); err == nil || !strings.Contains(err.Error(), "no relationship with trust domain x.example") {
 				t.Errorf("%v", err)
@@ -342,8 +358,8 @@ func TestRefresh(t *testing.T) {
 			w.set(w.domains[5], http.NotFound)
 			w.set(w.domains[6], func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() })
 			err := w.poller.Refresh(t.Context(), trust.Domain{})
-			if err == nil || !strings.Contains(err.Error(), "d5.example: ") || !strings.Contains(err.Error(), "d6.example: ") || strings.Contains(err.Error(), "d7.example") || len(w.stored) != 18 {
-				t.Errorf("%d stored, %v", len(w.stored), err)
+			if err == nil || !strings.Contains(err.Error(), "d5.example: ") || !strings.Contains(err.Error(), "d6.example: ") || strings.Contains(err.Error(), "d7.example") || w.count() != 18 {
+				t.Errorf("%d stored, %v", w.count(), err)
 			}
 			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 			defer cancel()
@@ -366,8 +382,8 @@ func TestManyAtATime(t *testing.T) {
 			w.set(td, func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() })
 		}
 		w.run(func() { time.Sleep(5 * time.Minute) })
-		if len(w.stored) != 50 {
-			t.Errorf("%d are stored", len(w.stored))
+		if w.count() != 50 {
+			t.Errorf("%d are stored", w.count())
 		}
 	})
 }

@@ -6,6 +6,7 @@ package kube
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net/http"
@@ -38,6 +39,9 @@ func Group(cfg *rest.Config, client *http.Client, scheme *runtime.Scheme, gv sch
 // listTime bounds a list, which watches take the place of.
 const listTime = 30 * time.Second
 
+// ErrNotListed: it is not known yet what there is. Who has just begun should not call that trouble.
+var ErrNotListed = errors.New("not listed yet")
+
 // Watch says which objects are followed, and who is told.
 type Watch struct {
 	Client   rest.Interface
@@ -69,7 +73,7 @@ func (w *Watch) Err() error {
 	case w.failing != nil:
 		return w.failing
 	case !w.synced:
-		return fmt.Errorf("%s are not listed yet", w.Resource)
+		return fmt.Errorf("%s: %w", w.Resource, ErrNotListed)
 	}
 	return nil
 }

@@ -214,6 +214,21 @@ func dial(t *testing.T, l *bufconn.Listener, client *party, config *tls.Config) 
 	return c, nil
 }
 
+// dialPlain is dial without anybody who watches.
+func dialPlain(t *testing.T, l *bufconn.Listener, _ *party, config *tls.Config) (*tls.Conn, error) {
+	t.Helper()
+	raw, err := l.DialContext(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := tls.Client(raw, config)
+	if err := echo(c); err != nil {
+		c.Close()
+		return nil, err
+	}
+	return c, nil
+}
+
 // echo prefers the error of reading: that is what the other side said before it closed.
 func echo(c net.Conn) error {
 	_, unsent := c.Write([]byte("x"))
@@ -313,31 +328,39 @@ var troubles = map[string]struct {
 // A session can be resumed, and is not once the server may not be trusted: crypto/tls verifies no certificate then, VerifyConnection does.
 func TestResumptionChecksTheServer(t *testing.T) {
 	for name, trouble := range troubles {
-		synctest.Test(t, func(t *testing.T) {
-			td, mine := newAuthority(t, "td"), newAuthority(t, "mine")
-			b := trusted(td.bundle(1), mine.bundle(1))
-			server, client := newParty(t, td.identity("/db", time.Hour, nil), b, Anyone()), newParty(t, mine.identity("/web", 500*time.Hour, nil), b, Anyone())
-			l := serve(t, server.ServerTLS(), server.Listener)
-			config := client.ClientTLS()
-			config.ServerName, config.ClientSessionCache = "db", tls.NewLRUClientSessionCache(0)
-			for i := range 3 {
-				c, err := dial(t, l, client, config)
-				if err != nil {
-					t.Fatal(err)
-				}
-				if did := c.ConnectionState().DidResume; did != (i > 0) {
-					t.Fatalf("%s: connection %d resumed: %v", name, i, did)
-				}
-				c.Close()
-			}
-			trouble.change(b, td, server.own.Load())
-			if c, err := dial(t, l, client, config); err == nil {
-				t.Errorf("%s: a server is taken, resumed: %v", name, c.ConnectionState().DidResume)
-			} else if !strings.Contains(err.Error(), trouble.want) {
-				t.Errorf("%s: %v", name, err)
-			}
-		})
+		for _, dial := range []func(*testing.T, *bufconn.Listener, *party, *tls.Config) (*tls.Conn, error){dial, dialPlain} {
+			resumesAndIsRefused(t, name, trouble.want, trouble.change, dial)
+		}
 	}
+}
+
+// resumesAndIsRefused resumes a session with a server, and sees the next resumption refused once the server is in trouble.
+func resumesAndIsRefused(t *testing.T, name, want string, change func(*bundles, *authority, *trust.Identity), dial func(*testing.T, *bufconn.Listener, *party, *tls.Config) (*tls.Conn, error)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		td, mine := newAuthority(t, "td"), newAuthority(t, "mine")
+		b := trusted(td.bundle(1), mine.bundle(1))
+		server, client := newParty(t, td.identity("/db", time.Hour, nil), b, Anyone()), newParty(t, mine.identity("/web", 500*time.Hour, nil), b, Anyone())
+		l := serve(t, server.ServerTLS(), server.Listener)
+		config := client.ClientTLS()
+		config.ServerName, config.ClientSessionCache = "db", tls.NewLRUClientSessionCache(0)
+		for i := range 3 {
+			c, err := dial(t, l, client, config)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if did := c.ConnectionState().DidResume; did != (i > 0) {
+				t.Fatalf("%s: connection %d resumed: %v", name, i, did)
+			}
+			c.Close()
+		}
+		change(b, td, server.own.Load())
+		if c, err := dial(t, l, client, config); err == nil {
+			t.Errorf("%s: a server is taken, resumed: %v", name, c.ConnectionState().DidResume)
+		} else if !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v", name, err)
+		}
+	})
 }
 
 // The ticket of a client that may not be trusted any more opens nothing; a client that has renewed comes in with what it has now.
@@ -562,5 +585,26 @@ func TestEquivalentAndLookup(t *testing.T) {
 	}
 	if b := Lookup(func() *trust.Bundle { return nil }, func() []*trust.Bundle { return nil })(now.domain); b != nil {
 		t.Error("nothing is known, and there is a bundle")
+	}
+}
+
+// A path ends with the first of its certificates, a verdict with the last of its paths.
+func TestEndOfAVerdict(t *testing.T) {
+	at := func(hours ...int) (path []*x509.Certificate) {
+		for _, h := range hours {
+			path = append(path, &x509.Certificate{NotAfter: time.Unix(int64(h)*3600, 0)})
+		}
+		return path
+	}
+	for name, tc := range map[string]struct {
+		paths [][]*x509.Certificate
+		want  int64
+	}{
+		"the leaf": {[][]*x509.Certificate{at(1, 5, 9)}, 1}, "the issuer": {[][]*x509.Certificate{at(5, 1, 9)}, 1}, "the root": {[][]*x509.Certificate{at(5, 9, 1)}, 1},
+		"the better path first": {[][]*x509.Certificate{at(5, 3), at(5, 2)}, 3}, "the better path last": {[][]*x509.Certificate{at(5, 2), at(5, 3)}, 3},
+	} {
+		if got := end(tc.paths); got.Unix() != tc.want*3600 {
+			t.Errorf("%s: hour %d; want %d", name, got.Unix()/3600, tc.want)
+		}
 	}
 }

@@ -87,10 +87,10 @@ func New(c Config) (*Engine, error) {
 	}
 	e.unread = len(e.clusters) * len(Kinds)
 	for i, r := range c.Rules {
-		if err := trust.CheckService(r.Service); err != nil {
+		if err := CheckService(r.Service); err != nil {
 			return nil, fmt.Errorf("rules[%d]: %w", i, err)
 		}
-		s := &source{kind: kindRule, name: fmt.Sprintf("rules[%d]", i), live: true, fixed: r.IDs}
+		s := &source{kind: kindRule, name: fmt.Sprintf("rules[%d]", i), live: true, fixed: r.IDs, words: r.IDs}
 		s.targets = []*named{e.named(r.Service)}
 		s.appear()
 	}

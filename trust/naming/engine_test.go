@@ -447,3 +447,23 @@ func TestBadConfigs(t *testing.T) {
 		t.Error("there is a cluster that is not configured")
 	}
 }
+
+// TestSaying: who names a trust domain in so many words is found, for its migration; accounts follow the cluster's by themselves.
+func TestSaying(t *testing.T) {
+	e, east := open(t, func(c *Config) {
+		c.Rules = []RuleConfig{{"shop/web", []trust.ID{id(t, "spiffe://td/x"), id(t, "spiffe://td/y")}}, {"shop/db", []trust.ID{id(t, "spiffe://new/x")}}}
+	})
+	east.Put(&Service{Namespace: "shop", Name: "web", Selector: labels("app=web"), Accounts: "one"})
+	east.Put(&Pod{Namespace: "shop", Name: "a", Account: "front", Labels: labels("app=web")})
+	east.Put(&Service{Namespace: "shop", Name: "cart", Accounts: "one", IDs: "spiffe://new/z, spiffe://td/z"})
+	east.Put(&Entry{Namespace: "shop", Name: "api", Hosts: []string{"a.example", "b.example"}, IDs: []string{"spiffe://td/api"}, Accounts: []string{"vm"}})
+	east.Put(&Entry{Namespace: "shop", Name: "vm", Hosts: []string{"c.example"}, Accounts: []string{"vm"}})
+	objects, ids, all := e.Saying(domain(t, "td"), 2)
+	if !slices.Equal(objects, []string{"cluster east: service shop/cart", "cluster east: serviceentry shop/api"}) || all != 3 ||
+		!slices.Equal(ids, []trust.ID{id(t, "spiffe://td/z"), id(t, "spiffe://td/api")}) {
+		t.Errorf("%q, %v, %d", objects, ids, all)
+	}
+	if objects, _, all := e.Saying(domain(t, "other"), 2); len(objects) > 0 || all > 0 {
+		t.Errorf("%q, %d", objects, all)
+	}
+}

@@ -307,7 +307,7 @@ func FuzzAnnotations(f *testing.F) {
 		east.Put(&Service{Namespace: "shop", Name: "web", Accounts: accounts, IDs: ids})
 		east.Put(&Entry{Namespace: "shop", Name: "e", Hosts: []string{host, other}, IDs: []string{ids, accounts}, Accounts: []string{accounts}})
 		for _, service := range e.Naming().Services() {
-			if err := trust.CheckService(service); err != nil || !strings.HasPrefix(service, "shop/") {
+			if err := CheckService(service); err != nil || !strings.HasPrefix(service, "shop/") {
 				t.Fatalf("%s: %v", service, err)
 			}
 			list := e.Naming().Allowed(service)

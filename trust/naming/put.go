@@ -4,8 +4,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-
-	"github.com/chancery-project/chancery/trust"
 )
 
 // setService takes a Service.
@@ -20,14 +18,14 @@ func (sp *space) setService(o *Service) {
 	}
 	s := &source{kind: KindService, space: sp, name: o.Name, live: true, object: o, epoch: sp.cluster.epoch}
 	service := sp.name + "/" + o.Name
-	if err := trust.CheckService(service); err != nil {
+	if err := CheckService(service); err != nil {
 		return // an API server has none of such a name
 	}
 	s.targets = []*named{sp.cluster.engine.named(service)}
 	if !o.External {
 		ids, problems := accountsOf(sp.cluster.domain, sp.name, "annotation alpha.istio.io/kubernetes-serviceaccounts", list(o.Accounts))
 		more, others := canonical("annotation alpha.istio.io/canonical-serviceaccounts", list(o.IDs))
-		s.fixed, s.problems, s.selector = append(ids, more...), append(problems, others...), o.Selector.split()
+		s.fixed, s.words, s.problems, s.selector = append(ids, more...), more, append(problems, others...), o.Selector.split()
 	} else if o.Accounts != "" || o.IDs != "" {
 		s.problems = []string{"it is of type ExternalName, so its annotations name nobody; a rule in the server's config can"}
 	}
@@ -48,7 +46,7 @@ func (sp *space) setSlice(o *Slice) {
 		sp.remove(old)
 	}
 	service := sp.name + "/" + o.Service
-	if trust.CheckService(service) != nil {
+	if CheckService(service) != nil {
 		return // it is of no Service
 	}
 	own, strangers := o.Pods, 0
@@ -100,7 +98,7 @@ func (sp *space) setEntry(o *Entry) {
 	}
 	ids, problems := canonical("subjectAltNames", o.IDs)
 	more, others := accountsOf(sp.cluster.domain, sp.name, "endpoints' serviceAccount", o.Accounts)
-	s.fixed = append(ids, more...)
+	s.fixed, s.words = append(slices.Clip(ids), more...), ids
 	s.problems = append(append(s.problems, problems...), others...)
 	s.appear()
 	s.selects()
@@ -126,7 +124,7 @@ func (sp *space) target(s *source, host, field string) {
 		s.problem("%s: %.80q should be a full DNS name", field, host)
 		return
 	}
-	if err := trust.CheckService(service); err != nil {
+	if err := CheckService(service); err != nil {
 		s.problem("%s: %v", field, err)
 		return
 	}

@@ -16,10 +16,11 @@ type source struct {
 	kind     Kind
 	space    *space // nil: a rule
 	name     string
-	live     bool     // it counts; a slice does not while its Service is not there, or is an ExternalName
-	targets  []*named // services that it speaks of,
-	refused  []*named // and those that it has no right to speak of (decision D25)
-	fixed    []trust.ID
+	live     bool       // it counts; a slice does not while its Service is not there, or is an ExternalName
+	targets  []*named   // services that it speaks of,
+	refused  []*named   // and those that it has no right to speak of (decision D25)
+	fixed    []trust.ID // that it names by itself,
+	words    []trust.ID // and those of them whose trust domain, too, it says itself
 	selector []label
 	anchor   label    // the label of the selector under which it is found
 	classes  []*class // that the selector selects

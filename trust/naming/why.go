@@ -66,6 +66,25 @@ func (e *Engine) Why(service string) Explanation {
 	return out
 }
 
+// Saying returns the objects and rules that name identities of a trust domain in so many words, each with one of them, in order, at most as many as
+// are wanted, and how many there are.
+func (e *Engine) Saying(d trust.Domain, most int) (objects []string, ids []trust.ID, all int) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	found := map[string]trust.ID{}
+	for _, s := range e.services {
+		for _, src := range s.sources {
+			if i := slices.IndexFunc(src.words, func(id trust.ID) bool { return id.Domain() == d }); i >= 0 {
+				found[src.title()] = src.words[i]
+			}
+		}
+	}
+	for _, title := range slices.Sorted(maps.Keys(found))[:min(most, len(found))] {
+		objects, ids = append(objects, title), append(ids, found[title])
+	}
+	return objects, ids, len(found)
+}
+
 // why collects reasons.
 type why struct {
 	engine *Engine

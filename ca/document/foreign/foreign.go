@@ -65,7 +65,7 @@ type Verdict struct {
 func Judge(all Domains, b *spiffebundle.Bundle) (Verdict, error) {
 	before, err := Read(all, b.Domain)
 	if err != nil {
-		return Verdict{}, fmt.Errorf("the stored bundle does not parse: %w", err)
+		return Verdict{}, fmt.Errorf("the bundle that is stored cannot be read, so whether another one is newer cannot be told; `chancery trust import --older` replaces it: %w", err)
 	}
 	if before == nil {
 		return Verdict{Change: true}, nil
@@ -87,11 +87,15 @@ func number(b *spiffebundle.Bundle) string {
 }
 
 // Take puts a bundle in the place of the one before, as an actor wants it at a time. It is ErrOlder for one whose sequence goes back, unless
-// older allows that, on an admin's word. It reports whether that changes anything, and returns what there is then; all is not changed.
+// older allows that, on an admin's word; which also replaces one that cannot be read. It reports whether that changes anything, and returns what there is then; all is not changed.
 func Take(all Domains, b *spiffebundle.Bundle, actor string, older bool, now time.Time) (next Domains, changed bool, err error) {
 	v, err := Judge(all, b)
-	if err != nil && !(older && errors.Is(err, ErrOlder)) || !v.Change {
+	switch {
+	case err != nil && !older:
 		return all, false, err
+	case v.Before == nil: // it is the first, or the one that is there cannot be read
+	case !v.Change:
+		return all, false, nil
 	}
 	name := b.Domain.String()
 	data, err := b.Marshal()
@@ -101,7 +105,7 @@ func Take(all Domains, b *spiffebundle.Bundle, actor string, older bool, now tim
 	one := &Domain{Bundle: data, Since: now.UTC().Truncate(time.Second), Actor: actor}
 	if was := all[name]; was != nil && !bytes.Equal(was.Bundle, data) {
 		one.Previous = was.Bundle
-		if b.Same(v.Before) { // a new number or hint alone is not worth the last set of other roots
+		if v.Before == nil || b.Same(v.Before) { // a new number or hint alone is not worth the last set of other roots
 			one.Previous = was.Previous
 		}
 	}

@@ -154,6 +154,19 @@ func TestPreviousAreOtherRoots(t *testing.T) {
 	}
 }
 
+// A stored bundle that this binary cannot read is replaced on an admin's word only: what came after it is not known.
+func TestStoredBundleThatCannotBeRead(t *testing.T) {
+	all := Domains{"b.example": {Bundle: []byte("{"), Actor: "https://b.example/"}}
+	come := numbered(t, 1, root(t, 1))
+	if _, changed, err := Take(all, come, "https://b.example/", false, now); err == nil || changed || !strings.Contains(err.Error(), "trust import --older") {
+		t.Errorf("%v, %v", changed, err)
+	}
+	next, changed, err := Take(all, come, "unix:root", true, now)
+	if err != nil || !changed || next["b.example"].Previous != nil {
+		t.Errorf("%v, %v, %+v", changed, err, next["b.example"])
+	}
+}
+
 func TestForget(t *testing.T) {
 	all, _, err := Take(nil, numbered(t, 1, root(t, 1)), "unix:root", false, now)
 	if err != nil {

@@ -15,7 +15,7 @@ import (
 	"github.com/chancery-project/chancery/api/chanceryv1"
 	"github.com/chancery-project/chancery/cmd/chancery/admin"
 	"github.com/chancery-project/chancery/cmd/chancery/process"
-	"github.com/chancery-project/chancery/trust"
+	"github.com/chancery-project/chancery/trust/naming"
 )
 
 // patience is how long the server may take.
@@ -66,7 +66,7 @@ func showCommand() *cobra.Command {
 		Long: "Prints the identities that may serve a service, one a line. With --why each is followed by the objects that name it, and what is wrong with\n" +
 			"objects that speak of the service. A service that nothing says anything of is an error; one that nobody may serve is not.",
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := trust.CheckService(args[0]); err != nil {
+			if err := naming.CheckService(args[0]); err != nil {
 				return fmt.Errorf("naming show: %w", err)
 			}
 			resp, err := c.ask(cmd.Context(), "show", args[0])

@@ -9,11 +9,8 @@ import (
 	"log/slog"
 	"maps"
 	"net"
-	"os"
-	"os/signal"
 	"slices"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -30,6 +27,7 @@ import (
 	"github.com/chancery-project/chancery/cmd/chancery/process"
 	"github.com/chancery-project/chancery/cmd/chancery/server/adminsocket"
 	"github.com/chancery-project/chancery/cmd/chancery/server/answering"
+	"github.com/chancery-project/chancery/cmd/chancery/server/auditlog"
 	"github.com/chancery-project/chancery/cmd/chancery/server/clusters"
 	"github.com/chancery-project/chancery/cmd/chancery/server/federating"
 	"github.com/chancery-project/chancery/cmd/chancery/server/issuance"
@@ -134,8 +132,8 @@ func Open(ctx context.Context, settings *Settings, logger *slog.Logger) (_ *Serv
 		return nil, err
 	}
 	s.signer, err = settings.signing.Open(signing.Env{
-		Domain: settings.domain, IssuerFor: s.authority.IssuerFor, Profile: settings.profile, Clusters: byName, Log: s.log, Sampler: s.sampler, Agents: s.desk.Agents(),
-		Revocations: s.desk.Revoked, Drives: s.authority.Drives, Logger: logger, Metrics: s.registry,
+		Domain: settings.domain, Authority: s.authority, Profile: settings.profile, Clusters: byName, Log: s.log, Sampler: s.sampler, Agents: s.desk.Agents(),
+		Revocations: s.desk.Revoked, Logger: logger, Metrics: s.registry,
 	})
 	if err != nil {
 		return nil, settings.wrong(err)
@@ -157,7 +155,7 @@ func Open(ctx context.Context, settings *Settings, logger *slog.Logger) (_ *Serv
 func (s *Server) openNaming() (err error) {
 	s.notes = adminsocket.NewNotes(s.log)
 	s.naming, err = s.settings.naming.Open(naming.Env{
-		Document: s.authority.Document, Domain: s.settings.domain, ActorOf: adminsocket.ActorOf, Note: s.notes.Note, Logger: s.logger, Metrics: s.registry,
+		Document: s.authority.Document, Domain: s.settings.domain, Aliases: s.settings.aliases, ActorOf: adminsocket.ActorOf, Note: s.notes.Note, Logger: s.logger, Metrics: s.registry,
 	})
 	return err
 }
@@ -177,7 +175,7 @@ func (s *Server) openRotation() {
 func (s *Server) openFederation() (err error) {
 	c := s.settings
 	s.federation, err = federating.Open(federating.Config{
-		Place: c.federation, Domain: c.domain, Authority: s.authority, Log: s.log, Own: s.own, ActorOf: adminsocket.ActorOf, Note: s.notes.Note, Logger: s.logger, Metrics: s.registry,
+		Place: c.federation, Domain: c.domain, Aliases: c.aliases, Authority: s.authority, Log: s.log, Own: s.own, ActorOf: adminsocket.ActorOf, Note: s.notes.Note, Logger: s.logger, Metrics: s.registry,
 	})
 	if err == nil {
 		s.desk.Agents().OnUnknown(s.federation.Unknown)
@@ -428,8 +426,8 @@ func (s *Server) Run(told context.Context, started func()) error {
 	g.Go(func() error {
 		return adminsocket.Serve(ctx, s.admin, s.service())
 	})
-	g.Go(func() error { return s.reopenLog(ctx) })
-	go s.retryLog(ctx) // not waited for: a write to a disk that hangs does not end
+	g.Go(func() error { return auditlog.Reopen(ctx, s.log, s.logger) })
+	go auditlog.Retry(ctx, s.log, s.logger) // not waited for: a write to a disk that hangs does not end
 	g.Go(func() error { return s.watchReady(serving, started) })
 	g.Go(func() error {
 		defer answered()
@@ -502,39 +500,6 @@ func (s *Server) watchReady(ctx context.Context, started func()) error {
 		case <-ctx.Done():
 			return nil
 		case <-ticker.C:
-		}
-	}
-}
-
-// retryLog writes a line to a log that failed before: a server that is not ready gets no requests whose lines would
-// show that the disk has room again. A disk that hangs holds it up, and nothing else.
-func (s *Server) retryLog(ctx context.Context) {
-	ticker := time.NewTicker(time.Second)
-	defer ticker.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-ticker.C:
-		}
-		if s.log.Err() != nil && s.log.Append(audit.Record{Event: audit.Started, Detail: "the audit log can be written again"}) == nil {
-			s.logger.Info("the audit log can be written again")
-		}
-	}
-}
-
-// reopenLog opens the audit log anew on SIGHUP, for tools that move log files away.
-func (s *Server) reopenLog(ctx context.Context) error {
-	hup := make(chan os.Signal, 1)
-	signal.Notify(hup, syscall.SIGHUP)
-	defer signal.Stop(hup)
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-hup:
-			s.log.Reopen()
-			s.logger.Info("audit log reopened")
 		}
 	}
 }

@@ -53,6 +53,11 @@ func Print(out io.Writer, s *checkup.State) {
 			say("cluster %s NOT READY", c.Name)
 		}
 	}
+	for _, k := range [][2]string{{"signing for Kubernetes", s.Kubernetes.Signing}, {"publishing in Kubernetes", s.Kubernetes.Publishing}} {
+		if k[1] != "" {
+			say("%s%s", k[0], orError(k[1]))
+		}
+	}
 }
 
 // printFederation prints whose roots there are beside our own, in short; `chancery trust list` says more.
@@ -63,7 +68,7 @@ func printFederation(say func(string, ...any), s *checkup.State) {
 			say("federated trust domain %s, no bundle yet%s", f.TrustDomain, orError(f.Error))
 			continue
 		}
-		say("federated trust domain %s, %d roots, bundle taken over %s%s", f.TrustDomain, f.Roots, ago(s.Time, f.Since), orError(f.Error))
+		say("federated trust domain %s, roots %d, bundle taken over %s%s", f.TrustDomain, f.Roots, ago(s.Time, f.Since), orError(f.Error))
 	}
 	if e := s.BundleEndpoint; e != nil {
 		say("bundle endpoint %s%s", e.Listen, orError(e.Error))

@@ -254,7 +254,7 @@ func printImported(out io.Writer, format string, b *spiffebundle.Bundle, changed
 		l.add("The server has that very bundle of %s already.", b.Domain)
 		return l.print(out)
 	}
-	l.add("The bundle of %s is taken over: its identities are verified by %d roots.", b.Domain, len(b.Roots))
+	l.add("The bundle of %s is taken over. Its identities are verified by these roots, %d:", b.Domain, len(b.Roots))
 	for _, r := range rootsOf(b.Roots) {
 		l.add("+ %s", r.line())
 	}

@@ -75,6 +75,7 @@ type line struct {
 	news     chan struct{} // there may be something in the queue
 	over     bool          // some did not fit
 	restart  func()        // follows anew
+	began    time.Time     // to follow
 }
 
 func (c *Controller) newLine(scheme *runtime.Scheme, k kind, signer string) *line {
@@ -106,6 +107,9 @@ func (l *line) reset() {
 
 // run follows and signs until ctx ends.
 func (l *line) run(ctx context.Context) {
+	l.mu.Lock()
+	l.began = time.Now()
+	l.mu.Unlock()
 	var working sync.WaitGroup
 	for range workers {
 		working.Go(func() { l.work(ctx) })
@@ -304,11 +308,14 @@ func (l *line) done(ctx context.Context, r *request, err error) {
 
 // trouble returns why requests wait, if they do for long.
 func (l *line) trouble() error {
-	if err := l.watch.Err(); err != nil {
-		return err
-	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if err := l.watch.Err(); err != nil {
+		if errors.Is(err, follow.ErrNotListed) && time.Since(l.began) < troubling {
+			return nil
+		}
+		return err
+	}
 	late := 0
 	var first *request
 	for _, r := range l.requests {

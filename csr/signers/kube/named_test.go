@@ -8,6 +8,7 @@ import (
 	"crypto/x509/pkix"
 	"encoding/asn1"
 	"errors"
+	"fmt"
 	"net/url"
 	"strings"
 	"testing"
@@ -24,6 +25,7 @@ import (
 	"github.com/chancery-project/chancery/ca"
 	"github.com/chancery-project/chancery/csr/signers"
 	"github.com/chancery-project/chancery/test/process"
+	"github.com/chancery-project/chancery/trust"
 )
 
 // istioClient does what istiod does as a registration authority (security/pkg/k8s/chiron and pki/ra): it makes a request, approves it itself,
@@ -167,6 +169,20 @@ func TestD17NamedBySigningRequest(t *testing.T) {
 	}
 	if n := w.auditLines("intent", "CertificateSigningRequest"); n != 1 {
 		t.Errorf("%d certificates were signed", n)
+	}
+}
+
+// TestD17NamesAreNeverSubstituted: a name that the plan of a migration does not have now is a refusal that says which to ask for.
+func TestD17NamesAreNeverSubstituted(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, func(w *world, _ *Config, c *signers.Config) {
+		c.IssuerOf = func(id trust.ID) (*ca.Issuer, error) {
+			return nil, fmt.Errorf("%w: ask for spiffe://new.example%s", ca.ErrName, id.Path())
+		}
+	})
+	_, err := w.asIstiod(istiod).sign(istioRequest(newKey(), "spiffe://cluster.local/ns/"+w.namespace+"/sa/web"), 0, istioUsages...)
+	if err == nil || !strings.Contains(err.Error(), "NamesNotAllowed: name refused: ask for spiffe://new.example/ns/") {
+		t.Error(err)
 	}
 }
 

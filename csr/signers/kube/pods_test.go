@@ -5,6 +5,7 @@ import (
 	"crypto/elliptic"
 	"crypto/rand"
 	"fmt"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -12,7 +13,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/chancery-project/chancery/ca"
+	"github.com/chancery-project/chancery/ca/revocation"
 	"github.com/chancery-project/chancery/csr"
+	"github.com/chancery-project/chancery/csr/signers"
 	"github.com/chancery-project/chancery/test/process"
 )
 
@@ -82,8 +85,7 @@ func TestPodCertificateDenied(t *testing.T) {
 	}
 }
 
-// TestOurTroubleIsNotFailed: while there is no issuer, or one that is about to end, requests stay untouched; then they are met. So it is for
-// an identity that is revoked, until it is restored.
+// TestOurTroubleIsNotFailed: while there is no issuer, or one that is about to end, requests stay untouched; then they are met.
 func TestOurTroubleIsNotFailed(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -105,6 +107,27 @@ func TestOurTroubleIsNotFailed(t *testing.T) {
 		w.issuer.Store(good)
 		w.chain([]byte(w.settled(asked, "Issued").Status.CertificateChain))
 	}
+}
+
+// TestRevokedIdentityWaits: an identity that is revoked gets nothing and is not told that it failed; once it is restored it is met.
+func TestRevokedIdentityWaits(t *testing.T) {
+	t.Parallel()
+	var set atomic.Pointer[revocation.Set]
+	w := newWorld(t, func(_ *world, _ *Config, c *signers.Config) { c.Revocations = set.Load })
+	p := w.pod("web-1")
+	set.Store(revocation.NewSet([]string{"spiffe://cluster.local/ns/" + w.namespace + "/sa/web"}, nil, true))
+	asked := w.ask(p, stub(newKey()))
+	process.Eventually(t, 30*time.Second, "it is refused again and again", func() error {
+		if n := w.auditLines("denied", "IDENTITY_REVOKED"); n < 3 {
+			return fmt.Errorf("%d refusals", n)
+		}
+		return nil
+	})
+	if got := w.get(asked); got.ResourceVersion != asked.ResourceVersion {
+		t.Errorf("the request was touched: %+v", got.Status)
+	}
+	set.Store(nil)
+	w.chain([]byte(w.settled(asked, "Issued").Status.CertificateChain))
 }
 
 // TestPodThatIsGone gets nothing, though its request is still there.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -13,6 +14,7 @@ import (
 
 	certificatesv1 "k8s.io/api/certificates/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/chancery-project/chancery/ca"
 	"github.com/chancery-project/chancery/ca/board"
@@ -106,6 +108,38 @@ func TestOnlyTheDriverSigns(t *testing.T) {
 	w.drives.Store(true)
 	w.settled(asked, "Issued")
 	w.letGo()
+}
+
+// TestSignedAndNotWritten: what was signed by a server that ended before it wrote the status is signed anew by the next one, once.
+func TestSignedAndNotWritten(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, func(w *world, c *Config, _ *signers.Config) {
+		role := w.role()
+		role.Rules = slices.DeleteFunc(role.Rules, func(r rbacv1.PolicyRule) bool { return r.Resources[0] == "podcertificaterequests/status" })
+		role.Name = "crash-" + w.namespace
+		c.Kubeconfig = account(w.t, w.Server, w.namespace, role)
+	})
+	asked := w.ask(w.pod("web-1"), stub(newKey()))
+	process.Eventually(t, 30*time.Second, "it is signed", func() error {
+		if w.auditLines("issued", "") == 0 {
+			return errors.New("not yet")
+		}
+		return nil
+	})
+	w.letGo()
+	before := w.auditLines("intent", "PodCertificateRequest")
+	roles := w.Client.RbacV1().ClusterRoles()
+	for _, r := range must(roles.List(t.Context(), metav1.ListOptions{})).Items {
+		if strings.HasPrefix(r.Name, "crash-"+w.namespace) {
+			r.Rules = w.role().Rules
+			must(roles.Update(t.Context(), &r, metav1.UpdateOptions{}))
+		}
+	}
+	w.drives.Store(true)
+	w.chain([]byte(w.settled(asked, "Issued").Status.CertificateChain))
+	if n := w.auditLines("intent", "PodCertificateRequest"); n != before+1 {
+		t.Errorf("%d certificates were signed by the first, %d in all", before, n)
+	}
 }
 
 // letGo ends this replica's driving, and waits until it works on nothing.

@@ -197,6 +197,12 @@ func newWorld(t testing.TB, options ...option) *world {
 			}
 			return nil, id, errAway
 		},
+		IssuerOf: func(trust.ID) (*ca.Issuer, error) {
+			if i := w.issuer.Load(); i != nil {
+				return i, nil
+			}
+			return nil, errAway
+		},
 		Requesters: map[string]*ca.Profile{istiod: must(ca.NewProfile("requester", ca.ProfileConfig{IDPaths: []string{"/ns/" + w.namespace + "/sa/*"}}))},
 	}
 	for _, f := range options {

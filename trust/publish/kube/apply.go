@@ -76,7 +76,7 @@ func owners(all []metav1.ManagedFieldsEntry, manager string, paths ...string) (o
 			continue
 		}
 		var tree map[string]any
-		if json.Unmarshal(e.FieldsV1.Raw, &tree) != nil {
+		if json.Unmarshal(e.FieldsV1.GetRawBytes(), &tree) != nil {
 			continue
 		}
 		for _, path := range paths {

@@ -46,7 +46,7 @@ type found struct {
 func newBundles(p *Publisher) *bundles {
 	return &bundles{
 		p: p, found: map[string]*found{}, contests: map[string]*contest{publish.Live: {}, publish.Canary: {}}, wake: make(chan struct{}, 1),
-		err: errors.New("ClusterTrustBundles are not published yet"),
+		err: fmt.Errorf("%s: %w", trustBundles, follow.ErrNotListed),
 	}
 }
 

@@ -17,6 +17,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -34,6 +35,9 @@ import (
 	follow "github.com/chancery-project/chancery/trust/kube"
 	"github.com/chancery-project/chancery/trust/publish"
 )
+
+// troubling is how long it may take until it is known what there is.
+const troubling = time.Minute
 
 // callTime bounds each call to the API server.
 const callTime = 10 * time.Second
@@ -77,9 +81,10 @@ type Publisher struct {
 	failing atomic.Pointer[error] // of the bundle
 	metrics *metrics
 
-	mu    sync.Mutex // guards both; nil where this replica does not drive
-	trust *bundles
+	mu    sync.Mutex // guards the rest
+	trust *bundles   // nil where this replica does not drive, as is
 	maps  *configMaps
+	began time.Time // to drive
 }
 
 // New makes a publisher. It asks the API server nothing.
@@ -153,7 +158,7 @@ func (p *Publisher) drive(ctx context.Context) {
 func (p *Publisher) set(b *bundles, m *configMaps) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.trust, p.maps = b, m
+	p.trust, p.maps, p.began = b, m, time.Now()
 }
 
 func (p *Publisher) parts() (*bundles, *configMaps) {
@@ -219,6 +224,11 @@ func (p *Publisher) Trouble() error {
 	}
 	if m != nil {
 		errs = append(errs, m.trouble())
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if time.Since(p.began) < troubling {
+		errs = slices.DeleteFunc(errs, func(err error) bool { return errors.Is(err, follow.ErrNotListed) })
 	}
 	return errors.Join(errs...)
 }

@@ -81,6 +81,12 @@ func Open(c Config) (*Desk, error) {
 		}
 		d.relation[r.Domain], clients = r, append(clients, client)
 	}
+	for i, a := range c.Aliases {
+		if c.Authority.Document().Foreign[a.String()] != nil {
+			return nil, fmt.Errorf("trustDomainAliases[%d]: %s is federated, by a bundle that was fetched or imported, and cannot be an alias, too (decision D24); "+
+				"leave the alias out, and `chancery trust forget %s` first if it is to be one", i, a, a)
+		}
+	}
 	d.poller = federation.NewPoller(federation.PollerConfig{Clients: clients, Polls: c.Authority.Drives, Hint: d.hint, Take: d.take, Logger: c.Logger})
 	if e := c.Place.endpoint; e != nil && e.Certificate != "" {
 		d.pair = &keyPair{certificate: e.Certificate, key: e.Key, logger: c.Logger}
@@ -248,7 +254,7 @@ func describe(b *spiffebundle.Bundle) string {
 	if b.HasSequence {
 		number = fmt.Sprintf("sequence %d", b.Sequence)
 	}
-	return fmt.Sprintf("bundle of %s with %s and %d roots", b.Domain, number, len(b.Roots))
+	return fmt.Sprintf("bundle of %s, %s, roots %d", b.Domain, number, len(b.Roots))
 }
 
 // dropLeft drops bundles that came from an endpoint and whose relationship the config names no more. What an admin imported stays until an

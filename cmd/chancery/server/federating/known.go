@@ -88,25 +88,15 @@ func (d *Desk) verifier(r *relation, of trust.Domain) (*trust.Bundle, error) {
 	return b.Trust()
 }
 
-// refuseOurs refuses a trust domain that is no foreign one (decision D24), as a document has it: a domain of an authority, now or before, or
-// of the other end of a migration; or an alias, by the config.
+// refuseOurs refuses a trust domain that is no foreign one (decision D24): one of our own, now, before or at the other end of a migration, as
+// a document has it; or an alias, by the config.
 func (d *Desk) refuseOurs(doc *document.Document, td trust.Domain) error {
-	for name, s := range doc.Domains {
-		present := name
-		if s.Domain != "" {
-			present = s.Domain
-		}
-		switch {
-		case td.String() == present:
-			return fmt.Errorf("trust domain %s is our own; only foreign ones are federated", td)
-		case td.String() == name || slices.Contains(s.Former, td.String()):
-			return fmt.Errorf("trust domain %s was our own, and its identities count as ours; only foreign ones are federated", td)
-		case slices.ContainsFunc(s.Authorities, func(a document.Authority) bool { return a.Domain == td.String() }),
-			s.Rotation != nil && s.Rotation.Migration != nil && (s.Rotation.Migration.From == td.String() || s.Rotation.Migration.To == td.String()):
-			return fmt.Errorf("trust domain %s is one of our own, of the migration under way; only foreign ones are federated", td)
-		}
-	}
-	if slices.Contains(d.config.Aliases, td) {
+	switch key, ok := doc.Line(td); {
+	case ok && td == doc.Present(key):
+		return fmt.Errorf("trust domain %s is our own; only foreign ones are federated", td)
+	case ok:
+		return fmt.Errorf("trust domain %s is one of our own, of a migration, and its identities count as ours; only foreign ones are federated", td)
+	case slices.Contains(d.config.Aliases, td):
 		return fmt.Errorf("trust domain %s is in trustDomainAliases: its identities count as ours and it has no roots of its own; take it out there to federate with it (decision D24)", td)
 	}
 	return nil

@@ -73,10 +73,10 @@ func Parse(c *Config, own trust.Domain, known []clusters.Config) (*Place, error)
 	p := &Place{root: c.RootNamespace, clusterDomain: c.ClusterDomain}
 	process.SetDefault(&p.root, "istio-system")
 	process.SetDefault(&p.clusterDomain, "cluster.local")
-	if err := trust.CheckService(p.root + "/x"); err != nil {
+	if err := naming.CheckService(p.root + "/x"); err != nil {
 		return nil, fmt.Errorf("naming.rootNamespace: %.80q should be the name of a namespace", p.root)
 	}
-	if err := trust.CheckService("x/" + p.clusterDomain); err != nil || strings.HasPrefix(p.clusterDomain, "*") {
+	if err := naming.CheckService("x/" + p.clusterDomain); err != nil || strings.HasPrefix(p.clusterDomain, "*") {
 		return nil, fmt.Errorf("naming.clusterDomain: %.80q should be a DNS name, such as cluster.local", p.clusterDomain)
 	}
 	for i, one := range c.Clusters {
@@ -120,7 +120,7 @@ func (p *Place) parseRules(rules []RuleConfig) error {
 	}
 	seen := map[string]int{}
 	for i, r := range rules {
-		if err := trust.CheckService(r.Service); err != nil {
+		if err := naming.CheckService(r.Service); err != nil {
 			return fmt.Errorf("naming.rules[%d].service: %w", i, err)
 		}
 		if first, twice := seen[r.Service]; twice {

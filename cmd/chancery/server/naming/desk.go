@@ -41,7 +41,7 @@ type Desk struct {
 	readers []reader
 	changed func(services ...string)
 	counted prometheus.Counter
-	known   atomic.Pointer[trust.Aliases]
+	word    atomic.Pointer[word]
 }
 
 type reader struct {
@@ -149,49 +149,70 @@ func (d *Desk) follow(ctx context.Context) error {
 	}
 }
 
-// bring brings up to date which trust domains count as ours: the document's own, with its kin, and those of the config.
+// word is what one version of the document says.
+type word struct {
+	aliases trust.Aliases
+	tainted bool              // an authority of ours is,
+	before  time.Time         // or all that was issued before some time is revoked, until then,
+	revoked map[trust.ID]bool // or these identities are
+}
+
+// bring takes a new version of the document: which trust domains count as ours (its own, with its kin, and those of the config), and who has no
+// grace.
 func (d *Desk) bring() {
+	doc := d.env.Document()
 	others := slices.Clone(d.env.Aliases)
-	if b, err := d.env.Document().Bundle(d.env.Domain); err == nil {
+	if b, err := doc.Bundle(d.env.Domain); err == nil {
 		others = append(others, b.Domain())
 		for _, k := range b.Kin() {
 			others = append(others, k.Domain())
 		}
 	}
-	a, err := trust.NewAliases(d.env.Domain, others...)
-	if err != nil {
-		d.env.Logger.Error("naming goes by the aliases that it had before", "reason", err.Error())
-		return
+	w := &word{revoked: map[trust.ID]bool{}}
+	var err error
+	if w.aliases, err = trust.NewAliases(d.env.Domain, others...); err != nil {
+		d.env.Logger.Error("naming goes by the trust domain of the config alone", "reason", err.Error())
+		w.aliases, _ = trust.NewAliases(d.env.Domain)
 	}
-	d.known.Store(&a)
+	if state := doc.Of(d.env.Domain); state != nil {
+		w.tainted = slices.ContainsFunc(state.Authorities, func(a document.Authority) bool { return a.Tainted != nil })
+		for i := range state.Revocations {
+			w.take(&state.Revocations[i])
+		}
+	}
+	d.word.Store(w)
 }
 
-func (d *Desk) aliases(id trust.ID) []trust.ID { return d.known.Load().Equivalent(id) }
+// forever is when a revocation without an end ends.
+var forever = time.Date(9999, 1, 1, 0, 0, 0, 0, time.UTC)
+
+// take takes a revocation. One of a certificate or a node says nothing of an identity.
+func (w *word) take(r *document.Revocation) {
+	switch {
+	case r.SPIFFEID != "" && r.Restored == nil:
+		if id, err := trust.ParseID(r.SPIFFEID); err == nil {
+			for _, other := range w.aliases.Equivalent(id) {
+				w.revoked[other] = true
+			}
+		}
+	case r.SPIFFEID == "" && r.IssuedBefore != nil && r.Node == "":
+		until := forever
+		if r.Until != nil {
+			until = *r.Until
+		}
+		if until.After(w.before) {
+			w.before = until
+		}
+	}
+}
+
+func (d *Desk) aliases(id trust.ID) []trust.ID { return d.word.Load().aliases.Equivalent(id) }
 
 // revoked reports whether an identity has no grace (decision D25): an authority of ours is tainted, so that anybody might be it; or it, or all that
 // was issued before some time, is revoked.
 func (d *Desk) revoked(id trust.ID) bool {
-	known := d.known.Load()
-	if !known.Has(id.Domain()) {
-		return false
-	}
-	state := d.env.Document().Of(d.env.Domain)
-	if state == nil {
-		return false
-	}
-	if slices.ContainsFunc(state.Authorities, func(a document.Authority) bool { return a.Tainted != nil }) {
-		return true
-	}
-	return slices.ContainsFunc(state.Revocations, func(r document.Revocation) bool {
-		if r.SPIFFEID == "" {
-			return r.IssuedBefore != nil && r.Node == ""
-		}
-		if r.Restored != nil {
-			return false
-		}
-		other, err := trust.ParseID(r.SPIFFEID)
-		return err == nil && known.Same(id, other)
-	})
+	w := d.word.Load()
+	return w.aliases.Has(id.Domain()) && (w.tainted || w.revoked[id] || time.Now().Before(w.before))
 }
 
 // trouble says what cannot be read now, and what has not been read yet.
@@ -246,7 +267,7 @@ func (d *Desk) ShowNaming(ctx context.Context, q *chanceryv1.ShowNamingRequest) 
 	}
 	service := q.GetService()
 	if service != "" {
-		if err := trust.CheckService(service); err != nil {
+		if err := naming.CheckService(service); err != nil {
 			return nil, status.Error(codes.InvalidArgument, err.Error())
 		}
 	}

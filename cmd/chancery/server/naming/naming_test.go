@@ -134,6 +134,8 @@ func TestD25NoGrace(t *testing.T) {
 	var doc atomic.Pointer[document.Document]
 	now := time.Now()
 	by := func(p document.Predicate) document.Revocation { return document.Revocation{Predicate: p, Time: now} }
+	over, before := by(document.Predicate{IssuedBefore: &now}), now.Add(-time.Second)
+	over.Until = &before
 	restored := by(document.Predicate{SPIFFEID: "spiffe://td/ns/shop/sa/web"})
 	restored.Restored = &now
 	for _, c := range []struct {
@@ -150,6 +152,7 @@ func TestD25NoGrace(t *testing.T) {
 		{"one certificate", document.DomainState{Revocations: []document.Revocation{by(document.Predicate{Serial: "01"})}}, false},
 		{"a node", document.DomainState{Revocations: []document.Revocation{by(document.Predicate{IssuedBefore: &now, Node: "n", Cluster: "c"})}}, false},
 		{"all before a time", document.DomainState{Revocations: []document.Revocation{by(document.Predicate{IssuedBefore: &now})}}, true},
+		{"all before a time, and nothing of that is left", document.DomainState{Revocations: []document.Revocation{over}}, false},
 		{"a tainted issuer", document.DomainState{Authorities: []document.Authority{{Kind: document.KindIssuer}, {Kind: document.KindIssuer, Tainted: &now}}}, true},
 	} {
 		doc.Store(&document.Document{Version: 1, Domains: map[string]*document.DomainState{"td": &c.state}})

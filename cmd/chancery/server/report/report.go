@@ -48,6 +48,8 @@ type Config struct {
 	Issuance    *issuelog.Log
 	IssuanceLog string // its folder; empty for none
 	Clusters    []Cluster
+	Signing     func() string                             // what keeps it from signing in Kubernetes,
+	Publishing  func() string                             // and from publishing there; empty: nothing does
 	BundleKey   func() ([]byte, error)                    // its public part, and why it signs nothing
 	Crls        func() *chanceryv1.GetStatusResponse_Crls // nil without any
 	Store       func() *chanceryv1.GetStatusResponse_Store
@@ -107,6 +109,7 @@ func (r *Reporter) Status(actor string) (*chanceryv1.GetStatusResponse, error) {
 	if c.Rotation != nil {
 		resp.Rotation = c.Rotation()
 	}
+	resp.SigningError, resp.PublishingError = c.Signing(), c.Publishing()
 	if c.Federation != nil {
 		resp.Federation, resp.BundleEndpoint = c.Federation()
 	}

@@ -61,7 +61,8 @@ func parts(t *testing.T) Config {
 	must(err)
 	return Config{
 		Domain: td, MaxTTL: p.MaxTTL(), Ready: func() error { return nil }, WasReady: func() bool { return true }, Authority: keeper, Own: func() *trust.Identity { return nil },
-		Health: keys.NewHealth(keys.HealthConfig{Keys: func() []keys.Watched { return append(keeper.Keys(), gone) }, Logger: slog.New(slog.DiscardHandler), Metrics: prometheus.NewRegistry()}),
+		Health:  keys.NewHealth(keys.HealthConfig{Keys: func() []keys.Watched { return append(keeper.Keys(), gone) }, Logger: slog.New(slog.DiscardHandler), Metrics: prometheus.NewRegistry()}),
+		Signing: func() string { return "no right" }, Publishing: func() string { return "another manager" },
 		Recent: tally.New(), Log: log, Notes: adminsocket.NewNotes(log), AuditLog: file, Issuance: issued, IssuanceLog: logDir,
 	}
 }
@@ -127,6 +128,9 @@ func TestStatusSaysWhatThePartsSay(t *testing.T) {
 	}
 	if a := resp.GetAuditLog(); a.GetPath() != c.AuditLog || a.GetSize() == 0 || a.GetError() != "" || a.GetMoved() {
 		t.Errorf("audit log: %v", a)
+	}
+	if resp.GetSigningError() != "no right" || resp.GetPublishingError() != "another manager" {
+		t.Errorf("in Kubernetes: %q, %q", resp.GetSigningError(), resp.GetPublishingError())
 	}
 	if k := resp.GetClusters(); len(k) != 2 || k[0].GetNotReady() != "" || !k[0].GetWasReady() || k[1].GetNotReady() != "no keys" || k[1].GetWasReady() {
 		t.Errorf("clusters: %v", k)

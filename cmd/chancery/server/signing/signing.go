@@ -12,6 +12,7 @@ import (
 
 	"github.com/chancery-project/chancery/ca"
 	"github.com/chancery-project/chancery/ca/audit"
+	"github.com/chancery-project/chancery/ca/authority"
 	"github.com/chancery-project/chancery/ca/revocation"
 	"github.com/chancery-project/chancery/csr"
 	"github.com/chancery-project/chancery/csr/agents"
@@ -23,14 +24,13 @@ import (
 // Env is what a server gives to its signer.
 type Env struct {
 	Domain      trust.Domain
-	IssuerFor   func(trust.ID) (*ca.Issuer, trust.ID, error)
+	Authority   *authority.Keeper
 	Profile     *ca.Profile
 	Clusters    map[string]csr.ClusterConfig
 	Log         *audit.Log
 	Sampler     *ca.Sampler
 	Agents      *agents.Hub
 	Revocations func() *revocation.Set
-	Drives      func() bool
 	Logger      *slog.Logger
 	Metrics     prometheus.Registerer
 }
@@ -44,16 +44,28 @@ func (p *Plan) Open(e Env) (*Signer, error) {
 		return nil, nil
 	}
 	signer := signers.New(signers.Config{
-		Domain: e.Domain, IssuerFor: e.IssuerFor, Profile: e.Profile, Cluster: p.cluster.Name, Alive: e.Clusters[p.cluster.Name].Cluster.Alive, PodLife: p.life,
+		Domain: e.Domain, IssuerFor: e.Authority.IssuerFor, IssuerOf: e.issuerOf, Profile: e.Profile, Cluster: p.cluster.Name, Alive: e.Clusters[p.cluster.Name].Cluster.Alive, PodLife: p.life,
 		Requesters: p.requesters, Root: p.root, Log: e.Log, Sampler: e.Sampler, Ledger: e.Agents.Ledger(), Issued: e.Agents.Issued, Revocations: e.Revocations, Logger: e.Logger,
 	})
 	c, err := kube.New(kube.Config{
-		Kubeconfig: p.cluster.Kubeconfig, PodSigner: p.pods, NamedSigner: p.named, Drives: e.Drives, Logger: e.Logger, Metrics: e.Metrics,
+		Kubeconfig: p.cluster.Kubeconfig, PodSigner: p.pods, NamedSigner: p.named, Drives: e.Authority.Drives, Logger: e.Logger, Metrics: e.Metrics,
 	}, signer)
 	if err != nil {
 		return nil, fmt.Errorf("signing: %w", err)
 	}
 	return &Signer{c}, nil
+}
+
+// issuerOf returns the issuer of an identity that is issued exactly as it is asked for, or not at all (decision D17).
+func (e Env) issuerOf(id trust.ID) (*ca.Issuer, error) {
+	p, err := e.Authority.Issuers()
+	if err != nil {
+		return nil, err
+	}
+	if err := p.Allows(id); err != nil {
+		return nil, fmt.Errorf("%w: %w", ca.ErrName, err)
+	}
+	return p.As(id)
 }
 
 // Run signs until ctx ends.

@@ -1,4 +1,6 @@
-package trust
+// Package san owns how the URI of a certificate is read: byte for byte, as it stands in the subject alternative names. It refuses certificates with
+// more than one, and knows nothing of what the URI means.
+package san
 
 import (
 	"crypto/x509"
@@ -12,9 +14,9 @@ import (
 
 var oidSAN = asn1.ObjectIdentifier{2, 5, 29, 17}
 
-// uriSAN returns a certificate's only URI, byte for byte. What crypto/x509 returns went through net/url, which loses the
+// URI returns a certificate's only URI, byte for byte. What crypto/x509 returns went through net/url, which loses the
 // case of a scheme and an empty fragment: two certificates that differ would be one identity.
-func uriSAN(cert *x509.Certificate) (string, error) {
+func URI(cert *x509.Certificate) (string, error) {
 	var uris []string
 	for _, e := range cert.Extensions {
 		if !e.Id.Equal(oidSAN) { // there is one at most, or it would not have parsed

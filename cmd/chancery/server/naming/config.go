@@ -145,4 +145,3 @@ func (p *Place) parseRules(rules []RuleConfig) error {
 	}
 	return nil
 }
-

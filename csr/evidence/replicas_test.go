@@ -288,3 +288,40 @@ func TestD2TenThousandAgentsCostTheStoreTenWritesAMinute(t *testing.T) {
 		}
 	})
 }
+
+// TestD2WhatIsOnlyShownIsNoNews: phase issue of a migration may last for weeks, and each certificate of the old trust domain that is renewed
+// changes who presents it; nobody waits for them there, so the store is spared. The next phase says at once how it stands.
+func TestD2WhatIsOnlyShownIsNoNews(t *testing.T) {
+	inTown(t, func(w *town) {
+		const agents = 600
+		r := w.start("a")
+		streams := make([]*evidence.Stream, agents)
+		for i := range streams {
+			streams[i] = r.open(i)
+			r.say(streams[i], state(i, 1, i1))
+		}
+		shown := document.Goal{Leave: []string{i1}, Shown: true}
+		r.acknowledge(5, shown)
+		sleep(2 * time.Second)
+		r.expect("as issue begins", agents, 0)
+		before := w.shop.puts.Load()
+		for i, s := range streams { // one renews each second; half of them get the new trust domain
+			r.say(s, state(i, 1, []string{i1, i2}[i%2]))
+			sleep(time.Second)
+		}
+		writes := w.shop.puts.Load() - before
+		t.Logf("%d writes in %d minutes", writes, agents/60)
+		if writes > 2*agents/60 { // a beat a minute, and what is announced
+			t.Errorf("%d writes in %d minutes", writes, agents/60)
+		}
+		sleep(7 * time.Minute)
+		r.expect("later", agents/2, 0)
+		r.say(streams[0], state(0, 1, i2))
+		r.acknowledge(6, leaves)
+		sleep(2 * time.Second)
+		r.expect("as reissue begins", agents/2-1, 0)
+		r.say(streams[2], state(2, 1, i2))
+		sleep(12 * time.Second)
+		r.expect("in reissue", agents/2-2, 0)
+	})
+}

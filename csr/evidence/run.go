@@ -17,6 +17,8 @@ const (
 	tick = time.Second
 	// again is how often that is done in any case, and how often agents are asked.
 	again = 10 * time.Second
+	// seldom is the same where nobody waits for what they say: each certificate that is renewed would be news.
+	seldom = 5 * time.Minute
 	// leastLeeway and mostLeeway bound leeway; the most are two beats of the board, so that one that fails holds up nobody.
 	leastLeeway, mostLeeway = 20 * time.Second, 2 * board.Beat
 	// patience is how long a certificate waits that ends later than was announced.
@@ -247,7 +249,11 @@ func (l *Ledger) post(now time.Time) {
 		b.Vouch(func(e *board.Evidence) { e.Ahead = ahead })
 		b.Hurry()
 	}
-	if !l.goal.IsZero() && l.dirty.Load() || now.Sub(l.made) >= again {
+	due := !l.goal.IsZero() && l.dirty.Load() || now.Sub(l.made) >= again
+	if l.goal.Shown {
+		due = now.Sub(l.made) >= seldom
+	}
+	if due {
 		e, empty := l.look(now), false
 		b.Vouch(func(was *board.Evidence) {
 			empty = len(e.Behind) == 0 && len(was.Behind) > 0 || e.rest == 0 && len(e.Settled) > len(was.Settled)

@@ -154,7 +154,7 @@ func TestD2EvidenceDoesNotVanish(t *testing.T) {
 		x := leaf(i1, 2, time.Minute)
 		r.ToClient(pod(2), x)
 		r.stop()
-		if err := r.Reserve(w.t.Context(), x.NotAfter); err == nil {
+		if _, err := r.Reserve(w.t.Context(), x.NotAfter); err == nil {
 			t.Error("a certificate is signed after the last note")
 		}
 		r = w.start("a")
@@ -193,8 +193,12 @@ func TestD2EndsAreAnnounced(t *testing.T) {
 		reserve := func(life time.Duration) time.Duration {
 			t.Helper()
 			begun := time.Now()
-			if err := r.Reserve(w.t.Context(), begun.Add(life)); err != nil {
+			until, err := r.Reserve(w.t.Context(), begun.Add(life))
+			if err != nil {
 				t.Fatal(err)
+			}
+			if away := w.shop.down.Load(); until.IsZero() == away || away && until.Unix() > max(r.board.Announced(), time.Now().Add(time.Hour).Unix()) {
+				t.Errorf("one for %s may end at %s; announced is %s", life, until, r.said().Ahead)
 			}
 			return time.Since(begun)
 		}

@@ -362,7 +362,7 @@ func (i *Issuer) validity(p *Profile, r *Request, now time.Time) (notBefore, not
 	if notBefore.Before(i.notBefore) && r.CA == nil {
 		notBefore = i.notBefore
 	}
-	notAfter = now.Add(p.lifetime(r.TTL)).Truncate(time.Second)
+	notAfter = now.Add(p.Lifetime(r.TTL)).Truncate(time.Second)
 	if r.CA != nil && !r.CA.NotAfter.IsZero() {
 		return r.CA.within(i, notBefore)
 	}

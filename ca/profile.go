@@ -130,9 +130,9 @@ func (p *Profile) MaxTTL() time.Duration { return p.maxTTL }
 // Backdate returns how far NotBefore lies before signing.
 func (p *Profile) Backdate() time.Duration { return p.backdate }
 
-// lifetime returns the lifetime for a requested one: the default for none, the maximum for too much (decision D20), and
+// Lifetime returns the lifetime for a requested one: the default for none, the maximum for too much (decision D20), and
 // MinTTL for what would be over before it arrives.
-func (p *Profile) lifetime(asked time.Duration) time.Duration {
+func (p *Profile) Lifetime(asked time.Duration) time.Duration {
 	if asked <= 0 {
 		return p.defaultTTL
 	}

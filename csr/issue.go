@@ -175,16 +175,17 @@ func (s *Service) issue(ctx context.Context, call *lines.Call, c caller, a ask) 
 	if d != nil {
 		return nil, nil, id, d
 	}
-	token, err := shared.Issuer().Prepare(s.profile, ca.Request{
+	issuer, err := s.reserve(ctx, shared.Issuer(), a.lifetime)
+	if err != nil {
+		return nil, nil, id, notReady(err)
+	}
+	token, err := issuer.Prepare(s.profile, ca.Request{
 		ID: id, PublicKey: pub, TTL: a.lifetime, Attestation: att, Requester: c.requester(),
 	})
 	if err != nil {
 		return nil, nil, id, refusal(err)
 	}
-	if err := s.ledger.Reserve(ctx, token.NotAfter()); err != nil {
-		return nil, nil, id, notReady(err)
-	}
-	cert, err := shared.Issuer().Issue(ctx, token)
+	cert, err := issuer.Issue(ctx, token)
 	if err != nil {
 		return nil, nil, id, refusal(err)
 	}
@@ -193,6 +194,19 @@ func (s *Service) issue(ctx context.Context, call *lines.Call, c caller, a ask) 
 	s.agents.Issued(a.api, name, cert.NotAfter)
 	s.note(c, name, a.agent, shared.Leaf(cert))
 	return shared, cert, id, nil
+}
+
+// reserve has other servers told of the life that a certificate will have, or returns an issuer with which it is shorter.
+func (s *Service) reserve(ctx context.Context, i *ca.Issuer, asked time.Duration) (*ca.Issuer, error) {
+	end := time.Now().Add(s.profile.Lifetime(asked) + time.Second) // it is signed in a moment
+	if i.NotAfter().Before(end) {
+		end = i.NotAfter()
+	}
+	until, err := s.ledger.Reserve(ctx, end)
+	if err == nil && !until.IsZero() {
+		i = i.Until(until)
+	}
+	return i, err
 }
 
 // note tells the ledger who was given a certificate (decisions D1 and D3).

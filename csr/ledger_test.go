@@ -141,3 +141,26 @@ func TestD2NothingIsSignedAfterTheLastNote(t *testing.T) {
 		t.Errorf("announced is %s", ahead)
 	}
 }
+
+// TestD2NobodyToldNoLongLife: a server that is cut off from its store signs on, but nothing that outlives what it said: once it is declared
+// dead, others wait that long and no longer.
+func TestD2NobodyToldNoLongLife(t *testing.T) {
+	dir := t.TempDir()
+	st := must(store.CreateSQLite(t.Context(), filepath.Join(dir, "state.db")))
+	b := board.Open(board.Config{Store: st, Sealer: must(keys.CreateSealer(filepath.Join(dir, "k"))), Domain: td, Replica: "a", Logger: slog.New(slog.DiscardHandler)})
+	l := evidence.New(evidence.Config{Board: b, Life: ca.DefaultTTL, MaxLife: ca.DefaultMaxTTL})
+	w := newWorld(t, func(_ *world, c *csr.Config) { c.Agents = agents.New(agents.Config{Ledger: l}) })
+	b.Own(func(n *board.Note) { n.LogID = ca.MinLogID + 1 })
+	if err := b.Write(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	st.Close()
+	for range 2 { // the second one waits for nothing
+		q := ask("")
+		q.ValidityDuration = int64(ca.DefaultMaxTTL / time.Second)
+		cert := leafOf(t, must(w.istio(bearer(token(claims{})), q)).GetCertChain(), webURI)
+		if left := time.Until(cert.NotAfter); left > ca.DefaultTTL || left < ca.DefaultTTL-time.Minute {
+			t.Errorf("it lives for %s", left)
+		}
+	}
+}

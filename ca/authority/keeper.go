@@ -370,7 +370,7 @@ const warnEvery = time.Hour
 // elsewhere, says that somebody should. It is for the driver.
 func (a *Keeper) mindIssuer(ctx context.Context, now time.Time) {
 	i, doc := a.issuer.Load(), a.Document()
-	next, over := doc.Prepared(a.config.Domain), a.over(doc, now)
+	next, over := doc.Prepared(a.config.Domain), held.Over(doc, a.config.Domain, now)
 	a.failed.Store(nil) // a try may take longer than it takes to ask whether this server is fit
 	var err error
 	switch {
@@ -390,7 +390,7 @@ func (a *Keeper) mindIssuer(ctx context.Context, now time.Time) {
 		return
 	case over:
 		err = a.renew(ctx)
-	case !a.halfOver(doc, now) || a.leaves(doc) && i.NotAfter().Sub(now) >= a.lead(i.Certificate())/2: // else its rotation does not get on
+	case !held.HalfOver(doc, a.config.Domain, now) || a.leaves(doc) && i.NotAfter().Sub(now) >= a.lead(i.Certificate())/2: // else its rotation does not get on
 		return
 	default:
 		err = a.prepare(ctx)
@@ -420,7 +420,7 @@ func (a *Keeper) tell(err error, i *ca.Issuer, now time.Time) {
 // unfit returns why this server could not look after the issuer if it drove: it cannot open the active one, or the last try failed, as
 // where the root's key cannot be opened here. Plugged-in files may lack the active issuer's key, and bring the next one.
 func (a *Keeper) unfit() error {
-	if a.config.Plugged == nil && a.issuer.Load() == nil && !a.over(a.Document(), time.Now()) {
+	if a.config.Plugged == nil && a.issuer.Load() == nil && !held.Over(a.Document(), a.config.Domain, time.Now()) {
 		_, err := a.Issuer()
 		return err
 	}
@@ -435,22 +435,6 @@ func (a *Keeper) unfit() error {
 		return *failed
 	}
 	return nil
-}
-
-// over reports whether no replica can sign with what a document calls active.
-func (a *Keeper) over(doc *Document, now time.Time) bool {
-	x, err := doc.Active(a.config.Domain, KindIssuer)
-	return err != nil || x.Ended(now)
-}
-
-// halfOver reports whether half of the active issuer's life is over.
-func (a *Keeper) halfOver(doc *Document, now time.Time) bool {
-	x, err := doc.Active(a.config.Domain, KindIssuer)
-	if err != nil {
-		return false
-	}
-	begin, life, err := x.Life()
-	return err == nil && now.Sub(begin) > life/2
 }
 
 // renew makes a new issuer under the active root and has it used at once, where there is no other that works: see prepare.

@@ -106,6 +106,8 @@ type Goal struct {
 	// Leave are IDs of issuers: the consumer should hold no leaf of them whose successor it has not acknowledged, and that has not
 	// ended. In order; nil: none.
 	Leave []string
+	// Shown: nobody is waited for, for weeks perhaps. Who has not reached it is shown to people, and need not be news.
+	Shown bool
 }
 
 // Equal reports whether two goals ask for the same.
@@ -123,8 +125,8 @@ func (s *DomainState) Goal() Goal {
 		return Goal{}
 	case r.Phase == PhaseDistribute || r.Phase == PhaseRetire:
 		return Goal{Generation: r.Generation}
-	case r.Phase == PhaseIssue || r.Phase == PhaseReissue: // nobody is waited for in the first; who has not left yet is shown
-		return Goal{Leave: s.Leaving()}
+	case r.Phase == PhaseIssue || r.Phase == PhaseReissue:
+		return Goal{Leave: s.Leaving(), Shown: r.Phase == PhaseIssue}
 	}
 	return Goal{}
 }

@@ -50,7 +50,7 @@ func BenchmarkAnswer(b *testing.B) {
 	b.RunParallel(func(pb *testing.PB) {
 		for n := 0; pb.Next(); n++ {
 			c := evidence.Enter(l, func() (*evidence.Calls, *evidence.Calls) { return calls, calls })
-			if l.Reserve(b.Context(), x.NotAfter) != nil {
+			if _, err := l.Reserve(b.Context(), x.NotAfter); err != nil {
 				b.Fatal("refused")
 			}
 			l.ToClient(pods[n%len(pods)], x)

@@ -154,7 +154,7 @@ func TestD2EvidenceDoesNotVanish(t *testing.T) {
 		x := leaf(i1, 2, time.Minute)
 		r.ToClient(pod(2), x)
 		r.stop()
-		if err := r.Reserve(w.t.Context(), x.NotAfter); err == nil {
+		if _, err := r.Reserve(w.t.Context(), x.NotAfter); err == nil {
 			t.Error("a certificate is signed after the last note")
 		}
 		r = w.start("a")
@@ -193,8 +193,12 @@ func TestD2EndsAreAnnounced(t *testing.T) {
 		reserve := func(life time.Duration) time.Duration {
 			t.Helper()
 			begun := time.Now()
-			if err := r.Reserve(w.t.Context(), begun.Add(life)); err != nil {
+			until, err := r.Reserve(w.t.Context(), begun.Add(life))
+			if err != nil {
 				t.Fatal(err)
+			}
+			if away := w.shop.down.Load(); until.IsZero() == away || away && until.Unix() > max(r.board.Announced(), time.Now().Add(time.Hour).Unix()) {
+				t.Errorf("one for %s may end at %s; announced is %s", life, until, r.said().Ahead)
 			}
 			return time.Since(begun)
 		}
@@ -286,5 +290,42 @@ func TestD2TenThousandAgentsCostTheStoreTenWritesAMinute(t *testing.T) {
 		if float64(writes)/2/minutes >= 10 {
 			t.Errorf("%d writes in %.1f minutes", writes, minutes)
 		}
+	})
+}
+
+// TestD2WhatIsOnlyShownIsNoNews: phase issue of a migration may last for weeks, and each certificate of the old trust domain that is renewed
+// changes who presents it; nobody waits for them there, so the store is spared. The next phase says at once how it stands.
+func TestD2WhatIsOnlyShownIsNoNews(t *testing.T) {
+	inTown(t, func(w *town) {
+		const agents = 600
+		r := w.start("a")
+		streams := make([]*evidence.Stream, agents)
+		for i := range streams {
+			streams[i] = r.open(i)
+			r.say(streams[i], state(i, 1, i1))
+		}
+		shown := document.Goal{Leave: []string{i1}, Shown: true}
+		r.acknowledge(5, shown)
+		sleep(2 * time.Second)
+		r.expect("as issue begins", agents, 0)
+		before := w.shop.puts.Load()
+		for i, s := range streams { // one renews each second; half of them get the new trust domain
+			r.say(s, state(i, 1, []string{i1, i2}[i%2]))
+			sleep(time.Second)
+		}
+		writes := w.shop.puts.Load() - before
+		t.Logf("%d writes in %d minutes", writes, agents/60)
+		if writes > 2*agents/60 { // a beat a minute, and what is announced
+			t.Errorf("%d writes in %d minutes", writes, agents/60)
+		}
+		sleep(7 * time.Minute)
+		r.expect("later", agents/2, 0)
+		r.say(streams[0], state(0, 1, i2))
+		r.acknowledge(6, leaves)
+		sleep(2 * time.Second)
+		r.expect("as reissue begins", agents/2-1, 0)
+		r.say(streams[2], state(2, 1, i2))
+		sleep(12 * time.Second)
+		r.expect("in reissue", agents/2-2, 0)
 	})
 }

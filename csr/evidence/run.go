@@ -17,6 +17,8 @@ const (
 	tick = time.Second
 	// again is how often that is done in any case, and how often agents are asked.
 	again = 10 * time.Second
+	// seldom is the same where nobody waits for what they say: each certificate that is renewed would be news.
+	seldom = 5 * time.Minute
 	// leastLeeway and mostLeeway bound leeway; the most are two beats of the board, so that one that fails holds up nobody.
 	leastLeeway, mostLeeway = 20 * time.Second, 2 * board.Beat
 	// patience is how long a certificate waits that ends later than was announced.
@@ -80,18 +82,19 @@ func (l *Ledger) Calls(issuer string, generation uint64) *Calls {
 var ErrClosed = errors.New("the server is stopping")
 
 // Reserve comes before a certificate is signed. It returns at once, unless it ends later than others were told, as one with an unusual life:
-// then it waits until they are, for a moment. While they cannot be told it does not wait: the store is not on the way of a
-// request, and a server that is cut off is waited for itself.
-func (l *Ledger) Reserve(ctx context.Context, notAfter time.Time) error {
+// then it waits until they are, for a moment. While they cannot be told nobody is held up, since the store is not on the way of a request; but
+// then the certificate must end by the time that is returned: others wait for a server that is cut off, and is declared dead, for as long as
+// it said that certificates of it live. Zero: it is as good as it is.
+func (l *Ledger) Reserve(ctx context.Context, notAfter time.Time) (until time.Time, err error) {
 	if l.closed.Load() {
-		return ErrClosed
+		return until, ErrClosed
 	}
 	b := l.config.Board
 	if b == nil || notAfter.Unix() <= b.Announced() {
-		return nil
+		return until, nil
 	}
 	if !l.extend(notAfter) {
-		return nil
+		return l.usual(), nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -103,12 +106,21 @@ func (l *Ledger) Reserve(ctx context.Context, notAfter time.Time) error {
 			l.mu.Lock()
 			l.cut = time.Now()
 			l.mu.Unlock()
-			l.config.Logger.Warn("certificates end later than other replicas could be told", "not_after", notAfter.UTC())
-			return nil
+			l.config.Logger.Warn("others could not be told of a longer certificate, so it gets the usual life", "not_after", notAfter.UTC(), "usual", l.config.Life)
+			return l.usual(), nil
 		case <-ticker.C:
 		}
 	}
-	return nil
+	return until, nil
+}
+
+// usual is when a certificate ends of which others need not be told, or that ends no later than they were.
+func (l *Ledger) usual() time.Time {
+	until := time.Now().Add(l.config.Life)
+	if told := time.Unix(l.config.Board.Announced(), 0); told.After(until) {
+		return told
+	}
+	return until
 }
 
 // extend has a later end announced, and reports whether that is worth waiting for.
@@ -247,7 +259,11 @@ func (l *Ledger) post(now time.Time) {
 		b.Vouch(func(e *board.Evidence) { e.Ahead = ahead })
 		b.Hurry()
 	}
-	if !l.goal.IsZero() && l.dirty.Load() || now.Sub(l.made) >= again {
+	due := !l.goal.IsZero() && l.dirty.Load() || now.Sub(l.made) >= again
+	if l.goal.Shown {
+		due = now.Sub(l.made) >= seldom
+	}
+	if due {
 		e, empty := l.look(now), false
 		b.Vouch(func(was *board.Evidence) {
 			empty = len(e.Behind) == 0 && len(was.Behind) > 0 || e.rest == 0 && len(e.Settled) > len(was.Settled)

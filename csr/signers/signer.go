@@ -140,19 +140,26 @@ func (s *Signer) sign(ctx context.Context, o order) (*Signed, *Refusal) {
 	if s.revoked(o.id) || s.revoked(id) {
 		return nil, later(csr.ReasonRevoked, "%s is revoked; it gets no certificate before an admin restores it", id)
 	}
-	draft, err := s.draft(shared.Issuer(), o, id)
+	issuer := shared.Issuer()
+	draft, err := s.draft(issuer, o, id)
 	if err != nil {
 		return nil, refusal(err)
 	}
-	leaf := draft.Certificate()
-	if err := s.config.Ledger.Reserve(ctx, leaf.NotAfter); err != nil {
+	switch until, err := s.config.Ledger.Reserve(ctx, draft.Certificate().NotAfter); {
+	case err != nil:
 		return nil, later(csr.ReasonNotReady, "%v", err)
+	case !until.IsZero(): // others could not be told of it
+		issuer = issuer.Until(until)
+		if draft, err = s.draft(issuer, o, id); err != nil {
+			return nil, refusal(err)
+		}
 	}
+	leaf := draft.Certificate()
 	token, err := draft.Prepare()
 	if err != nil {
 		return nil, refusal(err)
 	}
-	cert, err := shared.Issuer().Issue(ctx, token)
+	cert, err := issuer.Issue(ctx, token)
 	if err != nil {
 		return nil, refusal(err)
 	}

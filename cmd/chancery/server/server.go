@@ -180,7 +180,7 @@ func (s *Server) openRotation() {
 func (s *Server) openFederation() (err error) {
 	c := s.settings
 	s.federation, err = federating.Open(federating.Config{
-		Place: c.federation, Domain: c.domain, Aliases: c.aliases, Authority: s.authority, Log: s.log, Own: s.own, ActorOf: adminsocket.ActorOf, Note: s.notes.Note, Logger: s.logger, Metrics: s.registry,
+		Place: c.federation, Domain: c.domain, Aliases: c.aliases, Authority: s.authority, Log: s.log, Own: s.own, ActorOf: adminsocket.ActorOf, Note: s.notes.Note, Notes: s.board.All, Logger: s.logger, Metrics: s.registry,
 	})
 	if err == nil {
 		s.desk.Agents().OnUnknown(s.federation.Unknown)

@@ -102,6 +102,9 @@ func (d *Desk) ImportTrust(ctx context.Context, q *chanceryv1.ImportTrustRequest
 	if err := d.refuseOurs(a.Document(), td); err != nil {
 		return nil, status.Error(codes.FailedPrecondition, err.Error())
 	}
+	if err := d.allRead(ctx); err != nil {
+		return nil, status.Error(codes.FailedPrecondition, err.Error())
+	}
 	detail := "trust import: " + describe(b)
 	if q.GetOlder() {
 		detail += ", though it may be older than the one before"
@@ -111,7 +114,7 @@ func (d *Desk) ImportTrust(ctx context.Context, q *chanceryv1.ImportTrustRequest
 	}
 	resp := new(chanceryv1.ImportTrustResponse)
 	err = a.Change(ctx, func(next *document.Document) (err error) {
-		if err := d.refuseOurs(next, td); err != nil {
+		if err := d.refuses(next, td); err != nil {
 			return err
 		}
 		if next.Foreign, resp.Changed, err = foreign.Take(next.Foreign, b, actor, q.GetOlder(), time.Now()); err == nil && !resp.Changed {

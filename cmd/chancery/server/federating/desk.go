@@ -21,6 +21,7 @@ import (
 
 	"github.com/chancery-project/chancery/ca/audit"
 	"github.com/chancery-project/chancery/ca/authority"
+	"github.com/chancery-project/chancery/ca/board"
 	"github.com/chancery-project/chancery/ca/document"
 	"github.com/chancery-project/chancery/ca/document/foreign"
 	"github.com/chancery-project/chancery/ca/replica"
@@ -41,6 +42,7 @@ type Config struct {
 	Own       func() *trust.Identity                // the server's own certificate; nil if it has none
 	ActorOf   func(context.Context) (string, error) // who calls, or a refusal
 	Note      func(actor, detail string)            // notes in the audit log who has read what; not for each call
+	Notes     func() []board.Note                   // of all replicas: the first foreign bundle waits until each reads such documents; nil: it does not
 	Logger    *slog.Logger
 	Metrics   prometheus.Registerer // nil: none
 }
@@ -206,13 +208,16 @@ func (d *Desk) take(ctx context.Context, r federation.Relationship, b *spiffebun
 			return false, federation.ErrElsewhere
 		}
 	}
+	if err := d.allRead(ctx); err != nil {
+		return false, err
+	}
 	detail := fmt.Sprintf("federation: %s, from %s", describe(b), r.URL)
 	if err := d.config.Log.Append(audit.Record{Event: audit.Admin, Actor: "server " + a.Replica(), Detail: detail}); err != nil {
 		return false, err
 	}
 	changed := false
 	err = change(ctx, func(next *document.Document) (err error) {
-		if err := d.refuseOurs(next, r.Domain); err != nil {
+		if err := d.refuses(next, r.Domain); err != nil {
 			return err
 		}
 		if next.Foreign, changed, err = foreign.Take(next.Foreign, b, r.URL, false, time.Now()); err == nil && !changed {

@@ -33,6 +33,7 @@ import (
 	"github.com/chancery-project/chancery/ca"
 	"github.com/chancery-project/chancery/ca/audit"
 	"github.com/chancery-project/chancery/ca/authority"
+	"github.com/chancery-project/chancery/ca/board"
 	"github.com/chancery-project/chancery/ca/document"
 	"github.com/chancery-project/chancery/ca/document/foreign"
 	"github.com/chancery-project/chancery/ca/keys"
@@ -140,6 +141,46 @@ type server struct {
 // federated is a config with the endpoint of the world.
 func (w *world) federated() []RelationshipConfig {
 	return []RelationshipConfig{{TrustDomain: "b.example", URL: w.web, Profile: "https_web", Roots: w.pool}}
+}
+
+// TestReplicasThatReadNone: the first foreign bundle waits until each server reads documents that have one, since those of the version before
+// could not go on; the next one waits for nobody.
+func TestReplicasThatReadNone(t *testing.T) {
+	w := newWorld(t).serve()
+	a := w.server("a", w.federated())
+	w.server("b", nil)
+	must(0, a.k.Change(t.Context(), func(*document.Document) error { return nil }))
+	var mu sync.Mutex
+	notes := []board.Note{{Replica: "b", Format: 3}}
+	a.config.Notes = func() []board.Note { mu.Lock(); defer mu.Unlock(); return notes }
+	const why = "replica b does not say that it reads documents with foreign trust domains (format 4)"
+	for what, err := range map[string]error{
+		"a fetch": a.poller.Refresh(t.Context(), partner),
+		"an import": func() error {
+			ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond) // an admin need not wait
+			defer cancel()
+			_, err := a.ImportTrust(ctx, &chanceryv1.ImportTrustRequest{TrustDomain: "b.example", Bundle: w.json()})
+			return err
+		}(),
+	} {
+		if doc := a.k.Document(); err == nil || !strings.Contains(err.Error(), why) || doc.Format != 3 || len(doc.Foreign) > 0 {
+			t.Errorf("%s: %v; the document has format %d", what, err, doc.Format)
+		}
+	}
+	go func() { // its word comes while an admin waits
+		time.Sleep(200 * time.Millisecond)
+		mu.Lock()
+		defer mu.Unlock()
+		notes = []board.Note{{Replica: "b", Format: 4}}
+	}()
+	if err := a.poller.Refresh(t.Context(), partner); err != nil || a.k.Document().Format != 4 {
+		t.Fatalf("%v; the document has format %d", err, a.k.Document().Format)
+	}
+	notes = nil
+	w.show(8, root("second"))
+	if err := a.poller.Refresh(t.Context(), partner); err != nil || a.stored().Sequence != 8 {
+		t.Errorf("the next one: %v", err)
+	}
 }
 
 func (w *world) server(name string, all []RelationshipConfig, aliases ...trust.Domain) *server {

@@ -142,7 +142,8 @@ func TestD24ServicesOfForeignIdentities(t *testing.T) {
 	a, b, c, d, lost := id("spiffe://own.test/a"), id("spiffe://one.test/b"), id("spiffe://two.test/c"), id("spiffe://empty.test/d"), id("spiffe://lost.test/e")
 	v := &View{
 		Identities: []*trust.Identity{own.identity("/web")}, Bundles: []*trust.Bundle{own.bundle(), one.bundle(), two.bundle(), newCA(t, "empty.test").emptyBundle()},
-		Naming: map[string][]trust.ID{"s/own": {a, a}, "s/mixed": {b, a}, "s/one": {b}, "s/two": {c, b, lost}, "s/empty": {d}, "s/lost": {lost}, "s/none": {}},
+		Naming: map[string][]trust.ID{"s/own": {a, a}, "s/mixed": {b, a}, "s/one": {b}, "s/two": {c, b, lost}, "s/empty": {d}, "s/lost": {lost}, "s/none": {},
+			"s/alias": {a, id("spiffe://alias.test/a")}, "s/same path": {a, id("spiffe://one.test/a"), id("spiffe://alias.test/other")}},
 	}
 	for name, want := range map[string]string{
 		"s/own":   "own.test spiffe://own.test/a | ",
@@ -152,6 +153,9 @@ func TestD24ServicesOfForeignIdentities(t *testing.T) {
 		"s/empty": "nobody is trusted | spiffe://empty.test/d",
 		"s/lost":  "nobody is trusted | spiffe://lost.test/e",
 		"s/none":  "nobody is trusted | ",
+
+		"s/alias":     "own.test spiffe://own.test/a | ", // servers list aliases beside what they stand for
+		"s/same path": "own.test spiffe://own.test/a | spiffe://one.test/a spiffe://alias.test/other",
 	} {
 		if got := answer(t, v, "service:"+name) + " | " + strings.Join(v.LeftOut(name), " "); got != want {
 			t.Errorf("service:%s is %q; want %q", name, got, want)

@@ -222,7 +222,8 @@ func (s *Server) observe(sub *subscription, v *View) {
 	o.Node = sub.node
 	for name, e := range sub.names {
 		k := view.KindOf(name)
-		svid, context := k == view.KindDefault || k == view.KindIdentity, v.TrustsOwn(name)
+		narrowed := v.Narrowed(name) // what was acknowledged of it before stands, and is behind
+		svid, context := k == view.KindDefault || k == view.KindIdentity, v.TrustsOwn(name) || narrowed
 		switch {
 		case !svid && !context:
 			continue
@@ -236,7 +237,7 @@ func (s *Server) observe(sub *subscription, v *View) {
 			o.SVIDs[name] = e.acked.Version
 		case context:
 			o.Contexts[name] = 0
-			if e.trusts != nil {
+			if e.trusts != nil && !narrowed {
 				o.Contexts[name] = e.trusts.Generation()
 			}
 			acked = append(acked, name+" "+e.acked.Version)

@@ -13,6 +13,7 @@ import (
 
 	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
 
+	"github.com/chancery-project/chancery/sds/consumers"
 	"github.com/chancery-project/chancery/sds/view"
 	"github.com/chancery-project/chancery/trust"
 )
@@ -141,7 +142,8 @@ func TestD24ServicesOfForeignIdentities(t *testing.T) {
 	a, b, c, d, lost := id("spiffe://own.test/a"), id("spiffe://one.test/b"), id("spiffe://two.test/c"), id("spiffe://empty.test/d"), id("spiffe://lost.test/e")
 	v := &View{
 		Identities: []*trust.Identity{own.identity("/web")}, Bundles: []*trust.Bundle{own.bundle(), one.bundle(), two.bundle(), newCA(t, "empty.test").emptyBundle()},
-		Naming: map[string][]trust.ID{"s/own": {a, a}, "s/mixed": {b, a}, "s/one": {b}, "s/two": {c, b, lost}, "s/empty": {d}, "s/lost": {lost}, "s/none": {}},
+		Naming: map[string][]trust.ID{"s/own": {a, a}, "s/mixed": {b, a}, "s/one": {b}, "s/two": {c, b, lost}, "s/empty": {d}, "s/lost": {lost}, "s/none": {},
+			"s/alias": {a, id("spiffe://alias.test/a")}, "s/same path": {a, id("spiffe://one.test/a"), id("spiffe://alias.test/other")}},
 	}
 	for name, want := range map[string]string{
 		"s/own":   "own.test spiffe://own.test/a | ",
@@ -151,6 +153,9 @@ func TestD24ServicesOfForeignIdentities(t *testing.T) {
 		"s/empty": "nobody is trusted | spiffe://empty.test/d",
 		"s/lost":  "nobody is trusted | spiffe://lost.test/e",
 		"s/none":  "nobody is trusted | ",
+
+		"s/alias":     "own.test spiffe://own.test/a | ", // servers list aliases beside what they stand for
+		"s/same path": "own.test spiffe://own.test/a | spiffe://one.test/a spiffe://alias.test/other",
 	} {
 		if got := answer(t, v, "service:"+name) + " | " + strings.Join(v.LeftOut(name), " "); got != want {
 			t.Errorf("service:%s is %q; want %q", name, got, want)
@@ -189,6 +194,50 @@ func TestD1ContextsOfOneDomainDuringAMigration(t *testing.T) {
 			t.Errorf("with %d kin an ACK counts of %v; want %s", len(c.own.Kin()), got, c.want)
 		}
 	}
+}
+
+// A proxy that goes by the old domain's roots alone in one of its contexts would refuse peers there that have moved: it is behind as long as the
+// migration has both, though it has acknowledged all that it was sent (decision D1).
+func TestD1AContextThatAMigrationNarrows(t *testing.T) {
+	old, next := newCA(t, "old.test"), newCA(t, "new.test")
+	web, moved := old.identity("/web"), next.identity("/web")
+	at := func(b *trust.Bundle, n uint64) View {
+		id := web
+		if b.Domain() == next.domain {
+			id = moved
+		}
+		return View{Identities: []*trust.Identity{id}, Bundles: []*trust.Bundle{b.WithGeneration(n)}, Generation: n}
+	}
+	first := at(old.bundle(), 1)
+	box := newBox(&first)
+	table := openTable(t, t.TempDir())
+	a := start(t, withTable(box, table))
+	c := a.sotw("default", "ROOTCA", "spiffe://old.test")
+	c.next()
+	c.ack("default", "ROOTCA", "spiffe://old.test")
+	waitState(t, table, "before", 1, func(s consumers.State) bool { return s.Generation == 1 && len(s.Lagging) == 0 })
+
+	box.set(at(line(t, old, next.bundle()), 2))
+	c.next()
+	c.ack("default", "ROOTCA", "spiffe://old.test")
+	waitStream(a, "the roots of both", func(st StreamStatus) bool {
+		return len(st.Resources) == 3 && !slices.ContainsFunc(st.Resources, func(r ResourceStatus) bool { return r.Acked.Generation < 2 })
+	})
+	s := table.State(2)
+	if s.Generation != 1 || len(s.Lagging) != 1 || !strings.Contains(s.Lagging[0].Why, "newest roots in spiffe://old.test") {
+		t.Errorf("with one context of the old domain alone it is %+v", s)
+	}
+	c.ack("default", "ROOTCA") // asks for these alone
+	c.next()
+	waitState(t, table, "without that", 2, func(s consumers.State) bool { return s.Generation == 2 && len(s.Lagging) == 0 })
+
+	c.ack("default", "ROOTCA", "spiffe://old.test")
+	c.next()
+	c.ack("default", "ROOTCA", "spiffe://old.test")
+	box.set(at(line(t, next, former(t, "old.test")), 3))
+	c.next()
+	c.ack("default", "ROOTCA", "spiffe://old.test")
+	waitState(t, table, "the old domain is left", 3, func(s consumers.State) bool { return s.Generation == 3 && len(s.Lagging) == 0 })
 }
 
 // D5 holds with kin: a leaf of the new domain waits until its root is acknowledged, and works as long as that is there.

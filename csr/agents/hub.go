@@ -112,7 +112,8 @@ type stream struct {
 	named              bool        // there is something to say of naming,
 	paused             time.Time   // but not before
 
-	services []*service // that are asked for, in order; this and the next belong to naming's lock
+	services []*service            // that are asked for, in order; this and the next ones belong to naming's lock
+	untold   map[*service]struct{} // of these, those of which there is something new to say
 	left     bool
 }
 

@@ -64,6 +64,7 @@ func (h *Hub) NamingChanged(services ...string) {
 			return
 		}
 		for to := range s.streams {
+			to.await(s)
 			told[to] = struct{}{}
 		}
 	}
@@ -151,12 +152,32 @@ func (h *Hub) ask(s *stream, names []string) {
 	for _, x := range next {
 		kept[x] = true
 	}
+	for _, x := range s.services {
+		delete(kept, x)
+	}
+	for x := range kept { // those that it asks for anew
+		s.await(x)
+	}
+	for _, x := range next {
+		kept[x] = true
+	}
 	n.release(s, kept)
 	s.services = next
 	n.count(s, len(next))
+	if len(s.untold) == 0 {
+		return
+	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	s.newNames()
+}
+
+// await notes that there is something to say of a service. Caller holds naming's lock.
+func (s *stream) await(x *service) {
+	if s.untold == nil {
+		s.untold = map[*service]struct{}{}
+	}
+	s.untold[x] = struct{}{}
 }
 
 // release forgets the services of a stream, but for some. Caller holds mu.
@@ -165,6 +186,7 @@ func (n *naming) release(s *stream, kept map[*service]bool) {
 		if kept[x] {
 			continue
 		}
+		delete(s.untold, x)
 		if delete(x.streams, s); len(x.streams) == 0 {
 			delete(n.all, x.name)
 		}
@@ -188,22 +210,28 @@ func (n *naming) leave(s *stream) {
 	n.release(s, nil)
 }
 
-// parts returns what there is to say to a stream, of all services that it asks for.
-func (n *naming) parts(s *stream) mem.BufferSlice {
+// parts returns what a stream has not been told yet of the services that it asks for. What does not fit into one message comes with the next.
+func (h *Hub) parts(s *stream) mem.BufferSlice {
+	n := &h.naming
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	out, size := make(mem.BufferSlice, 0, len(s.services)), 0
+	out, size := make(mem.BufferSlice, 0, len(s.untold)), 0
 	for _, x := range s.services {
-		if size += len(x.encoded); size > maxNaming {
-			n.seldom.Do(func() {
-				n.warn("what an agent asks for of naming does not fit into a message; it is not told of the rest", "agent", s.id, "services", len(s.services), "told", len(out))
-			})
-			break
+		if _, is := s.untold[x]; !is {
+			continue
 		}
+		if size += len(x.encoded); size > maxNaming {
+			h.mu.Lock()
+			defer h.mu.Unlock()
+			s.newNames()
+			return out
+		}
+		delete(s.untold, x)
 		if x.encoded != nil {
 			out = append(out, x.part)
 		}
 	}
+	s.untold = nil
 	return out
 }
 

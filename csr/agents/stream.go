@@ -101,7 +101,7 @@ func (h *Hub) encode(s *stream, n news) (*encoded, error) {
 	if !n.named {
 		return m, nil
 	}
-	if parts := h.naming.parts(s); m.parts == nil {
+	if parts := h.parts(s); m.parts == nil {
 		m.parts = parts
 	} else {
 		m.parts = append(m.parts, parts...)

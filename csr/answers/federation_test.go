@@ -60,6 +60,11 @@ func TestD6FederationIsSignedOnce(t *testing.T) {
 		{"new.test", 9, by, []*trust.Bundle{one(2, r1, r2), two}, "new.test 9: one.test/2/2 two.test/7/0", false},
 		{"new.test", 9, signer(2), []*trust.Bundle{one(2, r1, r2), two}, "new.test 9: one.test/2/2 two.test/7/0", false},
 		{"new.test", 10, by, nil, "new.test 10:", false},
+		{"new.test", 11, by, nil, "new.test 10:", true},
+		{"new.test", 12, by, nil, "new.test 10:", true},
+		{"new.test", 14, by, nil, "new.test 14:", false}, // version 13 may have said something else, and other servers told
+		{"new.test", 13, by, nil, "new.test 14:", true},
+		{"new.test", 15, by, nil, "new.test 14:", true},
 	} {
 		m, text := signed(c.own, c.version, c.by, c.all...)
 		if text != c.want || (m == last) != c.same {

@@ -127,7 +127,8 @@ func (c *consumer) why(until time.Time) string {
 	case len(c.Contexts) == 0:
 		return "it has an SVID and no validation context from here; its SVID ends at " + end
 	}
-	return "it has not acknowledged the newest roots"
+	oldest := slices.MinFunc(c.Contexts, func(a, b trusts) int { return compare(a.Generation, b.Generation) })
+	return "it has not acknowledged the newest roots in " + clip(oldest.Name, maxNode)
 }
 
 // String is for logs.

@@ -243,11 +243,21 @@ func (v *View) LeftOut(service string) (out []string) {
 	p := v.servedBy(v.Naming[service])
 	for _, id := range v.Naming[service] {
 		text := id.String()
-		if v.Own().Of(id.Domain()) == nil && (len(p.own) > 0 || !slices.Contains(p.foreign, text)) {
+		switch {
+		case v.Own().Of(id.Domain()) != nil || len(p.own) == 0 && slices.Contains(p.foreign, text):
+		case v.isAlias(p, id):
+		default:
 			out = append(out, text)
 		}
 	}
 	return out
+}
+
+// isAlias reports whether an identity is one of the own under the name of an alias, which servers list beside it: of a trust domain without roots, and
+// of the path of one that is taken.
+func (v *View) isAlias(p parties, id trust.ID) bool {
+	return slices.Contains(p.own, id.WithDomain(v.Own().Domain()).String()) &&
+		!slices.ContainsFunc(v.Bundles, func(b *trust.Bundle) bool { return b.Domain() == id.Domain() })
 }
 
 // rootsAnswer is a plain validation context: roots and CRLs and, for a service, its identities.

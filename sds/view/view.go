@@ -114,3 +114,10 @@ func (v *View) TrustsOwn(name string) bool {
 	}
 	return false
 }
+
+// Narrowed reports whether a name is that of a context which had all roots of the own trust domain before a migration began, and has those of one of
+// its two domains since: who goes by it refuses peers that have moved, whatever other contexts he has.
+func (v *View) Narrowed(name string) bool {
+	own := v.Own()
+	return own != nil && name == own.Domain().URI() && !v.TrustsOwn(name)
+}

@@ -557,6 +557,52 @@ func TestRecheckKeepsWhoIsWelcome(t *testing.T) {
 	})
 }
 
+// A connection that is given up is not watched, wherever its handshake was: neither once the peer has shown itself, nor after it was closed.
+func TestNothingIsWatchedOfAHandshakeThatFails(t *testing.T) {
+	td := newAuthority(t, "td")
+	b := trusted(td.bundle(1))
+	web, db := td.identity("/web", time.Hour, nil), td.identity("/db", time.Hour, nil)
+	client := newParty(t, web, b, Anyone())
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	go func() {
+		for {
+			raw, err := l.Accept()
+			if err != nil {
+				return
+			}
+			// It shows its certificate, and another's proof that it has the key.
+			shown := db.TLSCertificate()
+			shown.PrivateKey = newKey(t)
+			_ = tls.Server(raw, &tls.Config{Certificates: []tls.Certificate{*shown}, ClientAuth: tls.RequireAnyClientCert}).Handshake()
+			raw.Close()
+		}
+	}()
+	if c, err := client.Dial(t.Context(), "tcp", l.Addr().String()); err == nil {
+		c.Close()
+		t.Fatal("a peer without the key of its certificate is taken")
+	}
+	if n := client.Open(); n != 0 {
+		t.Errorf("%d connections are watched that never came to be", n)
+	}
+
+	raw, other := net.Pipe()
+	defer other.Close()
+	c := &conn{Conn: raw, endpoint: client.Endpoint}
+	if err := c.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.watch(db.Chain, x509.ExtKeyUsageServerAuth); !errors.Is(err, net.ErrClosed) {
+		t.Errorf("a connection that is closed goes on with its handshake: %v", err)
+	}
+	if n := client.Open(); n != 0 {
+		t.Errorf("%d connections are watched that are closed", n)
+	}
+}
+
 func TestEquivalentAndLookup(t *testing.T) {
 	old, now, far := newAuthority(t, "old"), newAuthority(t, "now"), newAuthority(t, "far")
 	a, err := trust.NewAliases(now.domain, old.domain)

@@ -23,6 +23,7 @@ type conn struct {
 	bundle *trust.Bundle // that the chain was verified against last; nil before
 	end    time.Time     // of what was verified
 	timer  *time.Timer   // for that end
+	closed bool          // by its owner: it is watched no more
 }
 
 // Listener returns a listener whose connections are watched once a handshake by ServerTLS is through. TLS comes on top of it: by tls.NewListener, by ServeTLS of
@@ -57,7 +58,7 @@ func (e *Endpoint) Dial(ctx context.Context, network, address string) (net.Conn,
 	}
 	c := e.Client(raw, e.ClientTLS())
 	if err := c.HandshakeContext(ctx); err != nil {
-		raw.Close()
+		c.NetConn().Close() // not raw: it may be watched already
 		return nil, err
 	}
 	return c, nil
@@ -82,9 +83,15 @@ func (c *conn) watch(chain []*x509.Certificate, role x509.ExtKeyUsage) error {
 	}
 	e := c.endpoint
 	e.mu.Lock()
-	c.id, c.chain, c.role = id, chain, role
-	e.conns[c] = struct{}{}
+	closed := c.closed // a handshake may go on for a moment in a connection that is given up
+	if !closed {
+		c.id, c.chain, c.role = id, chain, role
+		e.conns[c] = struct{}{}
+	}
 	e.mu.Unlock()
+	if closed {
+		return net.ErrClosed
+	}
 	if err := e.judge(c); err != nil {
 		c.forget()
 		return fmt.Errorf("verifying peer: %w", err)
@@ -94,6 +101,9 @@ func (c *conn) watch(chain []*x509.Certificate, role x509.ExtKeyUsage) error {
 
 // Close closes the connection, which is watched no longer.
 func (c *conn) Close() error {
+	c.endpoint.mu.Lock()
+	c.closed = true
+	c.endpoint.mu.Unlock()
 	c.forget()
 	return c.Conn.Close()
 }

@@ -51,6 +51,7 @@ type Table struct {
 
 	mu      sync.Mutex // guards all below
 	all     map[string]*entry
+	leaving int           // of these, those that are forgotten with the next look of Asked
 	asked   []string      // their names in order; nil: to be made
 	asks    chan struct{} // closed when asked is another one
 	waiting bool          // that is about to be told
@@ -65,6 +66,8 @@ type Table struct {
 type entry struct {
 	holds int       // who wants it now
 	idle  time.Time // since when that is nobody
+	asked bool      // servers are asked for it,
+	gone  bool      // until they are asked without it
 }
 
 // file is what is kept.
@@ -175,13 +178,17 @@ func (t *Table) Hold(name string) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	e := t.all[name]
-	if e == nil {
-		if len(t.all) >= maxServices && !t.makeRoom() {
-			return fmt.Errorf("service %s: %d services are asked for already, which is all that there is room for", name, maxServices)
-		}
+	if (e == nil || e.gone) && len(t.all)-t.leaving >= maxServices && !t.makeRoom() {
+		return fmt.Errorf("service %s: %d services are asked for already, which is all that there is room for", name, maxServices)
+	}
+	switch {
+	case e == nil:
 		e = new(entry)
 		t.all[strings.Clone(name)] = e
 		t.ask()
+	case e.gone:
+		e.gone = false
+		t.leaving--
 	}
 	e.holds++
 	return nil
@@ -202,7 +209,7 @@ func (t *Table) Drop(name string) {
 func (t *Table) makeRoom() bool {
 	oldest := ""
 	for name, e := range t.all {
-		if e.holds == 0 && (oldest == "" || e.idle.Before(t.all[oldest].idle)) {
+		if e.holds == 0 && !e.gone && (oldest == "" || e.idle.Before(t.all[oldest].idle)) {
 			oldest = name
 		}
 	}
@@ -213,10 +220,16 @@ func (t *Table) makeRoom() bool {
 	return true
 }
 
-// forget forgets services. mu is held.
+// forget forgets services: one that servers are asked for once they are asked without it. Whoever wants it again before that would not be told
+// what they have said already. mu is held.
 func (t *Table) forget(names ...string) {
 	known := maps.Clone(t.known)
 	for _, name := range names {
+		if e := t.all[name]; e.asked {
+			e.gone = true
+			t.leaving++
+			continue
+		}
 		delete(t.all, name)
 		delete(known, name)
 		delete(t.refused, name)
@@ -256,9 +269,35 @@ func (t *Table) Asked() ([]string, <-chan struct{}) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.asked == nil {
-		t.asked = slices.Sorted(maps.Keys(t.all))
+		t.look()
 	}
 	return t.asked, t.asks
+}
+
+// look makes the list of what is asked for. mu is held.
+func (t *Table) look() {
+	var gone []string
+	t.asked = make([]string, 0, len(t.all))
+	for name, e := range t.all {
+		if e.gone {
+			gone = append(gone, name)
+			continue
+		}
+		e.asked = true
+		t.asked = append(t.asked, name)
+	}
+	slices.Sort(t.asked)
+	if len(gone) == 0 {
+		return
+	}
+	t.leaving = 0
+	known := maps.Clone(t.known)
+	for _, name := range gone {
+		delete(t.all, name)
+		delete(known, name)
+		delete(t.refused, name)
+	}
+	t.set(known)
 }
 
 // Known returns who may serve each service of which anything was said: nobody where the list is empty; and a channel that is closed when
@@ -320,7 +359,7 @@ func (t *Table) sweep(now time.Time) {
 	defer t.mu.Unlock()
 	var idle []string
 	for name, e := range t.all {
-		if e.holds == 0 && now.Sub(e.idle) >= linger {
+		if e.holds == 0 && !e.gone && now.Sub(e.idle) >= linger {
 			idle = append(idle, name)
 		}
 	}
@@ -333,6 +372,10 @@ func (t *Table) sweep(now time.Time) {
 func (t *Table) save() {
 	t.mu.Lock()
 	known, dirty := t.known, t.dirty && t.config.File != ""
+	if dirty && t.leaving > 0 {
+		known = maps.Clone(known)
+		maps.DeleteFunc(known, func(name string, _ []trust.ID) bool { return t.all[name].gone })
+	}
 	t.dirty = false
 	t.mu.Unlock()
 	if !dirty {

@@ -141,6 +141,39 @@ func TestWhatIsAskedFor(t *testing.T) {
 	})
 }
 
+// Whoever wants a service again at the moment at which it is forgotten has what is known of it: servers, who are not asked anew, would not say it again.
+func TestAServiceIsWantedAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := Open(Config{})
+		hold(t, n, "foo/a", "foo/b")
+		n.askedFor()
+		n.Take([]*chanceryv1.ServiceIdentities{said("foo/a", "spiffe://td/a"), said("foo/b", "spiffe://td/b")})
+		n.Drop("foo/a")
+		n.Drop("foo/b")
+		time.Sleep(linger)
+		n.sweep(time.Now())
+		n.sweep(time.Now())
+		n.Take([]*chanceryv1.ServiceIdentities{said("foo/a", "spiffe://td/new")}) // they do not know yet
+		hold(t, n, "foo/a")
+		if n.askedFor() != "foo/a" || n.text() != "foo/a=spiffe://td/new" {
+			t.Errorf("asked for is %q, known %q", n.askedFor(), n.text())
+		}
+		hold(t, n, "foo/b")
+		if n.askedFor() != "foo/a foo/b" || n.text() != "foo/a=spiffe://td/new" {
+			t.Errorf("asked for is %q, known %q", n.askedFor(), n.text())
+		}
+		for i := range 3 * maxServices { // whom no server is asked for
+			name := fmt.Sprintf("churn/%d", i)
+			hold(t, n, name)
+			n.Drop(name)
+		}
+		if len(n.all) > maxServices || n.leaving != 0 {
+			t.Errorf("%d services are kept, %d about to go", len(n.all), n.leaving)
+		}
+		time.Sleep(time.Second)
+	})
+}
+
 func TestThereIsRoomForSoMany(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := Open(Config{})

@@ -4138,6 +4138,10 @@ type GetStatusResponse struct {
 	// What keeps a server that drives from signing requests in Kubernetes, and from publishing roots there; empty if nothing does.
 	SigningError    string `protobuf:"bytes,50,opt,name=signing_error,json=signingError,proto3" json:"signing_error,omitempty"`
 	PublishingError string `protobuf:"bytes,51,opt,name=publishing_error,json=publishingError,proto3" json:"publishing_error,omitempty"`
+	// What secure naming has not been able to read for a minute, or not yet; empty if it follows all.
+	NamingError string `protobuf:"bytes,52,opt,name=naming_error,json=namingError,proto3" json:"naming_error,omitempty"`
+	// Nothing is said of any service yet, since not all has been read once.
+	NamingUnread bool `protobuf:"varint,53,opt,name=naming_unread,json=namingUnread,proto3" json:"naming_unread,omitempty"`
 	// The foreign trust domains of which there are bundles, or shall be, by name.
 	Federation []*GetStatusResponse_Federated `protobuf:"bytes,40,rep,name=federation,proto3" json:"federation,omitempty"`
 	// Absent if others are shown no bundle.
@@ -4307,6 +4311,20 @@ func (x *GetStatusResponse) GetPublishingError() string {
 		return x.PublishingError
 	}
 	return ""
+}
+
+func (x *GetStatusResponse) GetNamingError() string {
+	if x != nil {
+		return x.NamingError
+	}
+	return ""
+}
+
+func (x *GetStatusResponse) GetNamingUnread() bool {
+	if x != nil {
+		return x.NamingUnread
+	}
+	return false
 }
 
 func (x *GetStatusResponse) GetFederation() []*GetStatusResponse_Federated {
@@ -6394,7 +6412,7 @@ const file_chancery_proto_rawDesc = "" +
 	"generation\x12 \n" +
 	"\vcertificate\x18\x05 \x01(\fR\vcertificate\x124\n" +
 	"\atainted\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\atainted\"\x12\n" +
-	"\x10GetStatusRequest\"\xb8\x1b\n" +
+	"\x10GetStatusRequest\"\x80\x1c\n" +
 	"\x11GetStatusResponse\x12.\n" +
 	"\x04time\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x124\n" +
 	"\astarted\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\astarted\x12!\n" +
@@ -6415,7 +6433,9 @@ const file_chancery_proto_rawDesc = "" +
 	"\x05store\x18\x10 \x01(\v2$.chancery.v1.GetStatusResponse.StoreR\x05store\x121\n" +
 	"\brotation\x18\x11 \x01(\v2\x15.chancery.v1.RotationR\brotation\x12#\n" +
 	"\rsigning_error\x182 \x01(\tR\fsigningError\x12)\n" +
-	"\x10publishing_error\x183 \x01(\tR\x0fpublishingError\x12H\n" +
+	"\x10publishing_error\x183 \x01(\tR\x0fpublishingError\x12!\n" +
+	"\fnaming_error\x184 \x01(\tR\vnamingError\x12#\n" +
+	"\rnaming_unread\x185 \x01(\bR\fnamingUnread\x12H\n" +
 	"\n" +
 	"federation\x18( \x03(\v2(.chancery.v1.GetStatusResponse.FederatedR\n" +
 	"federation\x12V\n" +

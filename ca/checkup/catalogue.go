@@ -71,6 +71,8 @@ var Catalogue = []Entry{
 		"Follow the reason: most often a right that lacks (deploy/kubernetes/signing/rbac.yaml), the API server, or an issuer that cannot sign (another finding)."},
 	{"publishing.failing", warns, "Readers of ClusterTrustBundles or ConfigMaps may have older roots, and a rotation waits in gate `readers`; or another manager, such as istiod, has one of the keys, and it is left to it.",
 		"Follow the reason: a right that lacks (deploy/kubernetes/publishing/rbac.yaml), the API server, or who else writes there (docs/kubernetes.md, \"Who writes there, too\")."},
+	{"naming.failing", both, "Who may serve a service is not kept up to date: new workloads of it may be refused, and former ones accepted, until it is. Critical where not all has been read once since the server's start: agents that know no list yet give out no `service:` context.",
+		"Follow the reason: most often a right that lacks (deploy/kubernetes/naming/rbac.yaml), or an API server that is down. `chancery naming list` says the same at once."},
 	{"requests.internal", warns, "Each is a fault of the server, not of who asked.",
 		"Look for the same time in the server's log, and report it."},
 	{"requests.busy", warns, "More requests come than are worked on within admission.maxWait; agents try again.",

@@ -220,6 +220,11 @@ func TestJudge(t *testing.T) {
 		}, "warning cluster.not-ready"},
 		{"Kubernetes' requests wait", func(s *State) { s.Kubernetes.Signing = "forbidden" }, "critical signing.failing"},
 		{"roots are not published", func(s *State) { s.Kubernetes.Publishing = "forbidden" }, "warning publishing.failing"},
+		{"naming is behind", func(s *State) { s.Kubernetes.Naming = "forbidden" }, "warning naming.failing"},
+		{"naming knows nothing", func(s *State) { s.Kubernetes.Naming, s.Kubernetes.Unread = "forbidden", true }, "critical naming.failing"},
+		{"naming knows nothing yet", func(s *State) {
+			s.Kubernetes.Naming, s.Kubernetes.Unread, s.Started = "not read yet", true, ago(s, time.Second)
+		}, ""},
 		{"cluster lost", func(s *State) { s.Clusters[0].NotReady = "no watch" }, "warning cluster.lost"},
 		{"the only cluster lost", func(s *State) { s.Clusters = s.Clusters[:1]; s.Clusters[0].NotReady = "no watch" }, "critical cluster.lost"},
 		{"internal errors", func(s *State) { s.Requests.Reasons["INTERNAL"] = Count{0, 1, 1} }, "warning requests.internal"},

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"strings"
 	"time"
 
 	"golang.org/x/time/rate"
@@ -256,7 +257,7 @@ func (s *Signer) denied(r *Refusal, asked string, who audit.Requester) {
 	const most = 500
 	detail := r.Detail
 	if len(detail) > most {
-		detail = detail[:most] + "..."
+		detail = strings.ToValidUTF8(detail[:most], "") + "..."
 	}
 	err := s.config.Log.Note(audit.Record{Event: audit.Denied, SPIFFEID: asked, Reason: r.Reason, Detail: detail, Requester: who})
 	if err != nil {

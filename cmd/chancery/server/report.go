@@ -14,7 +14,7 @@ func (s *Server) newReport() *report.Reporter {
 	r := report.Config{
 		Domain: c.domain, MaxTTL: c.profile.MaxTTL(), Plugged: c.Issuer != nil, Parented: c.parent != nil, Ready: s.ready, WasReady: s.wasReady.Load, Authority: s.authority, Health: s.health,
 		Own: s.own, Recent: s.requests.Recent(), Log: s.log, AuditLog: c.AuditLog, Issuance: s.issuance, IssuanceLog: c.IssuanceLog, Crls: s.desk.Status, Store: s.replicas.Status, Rotation: s.rotating.Current, Notes: s.notes, Federation: s.federation.Report, BundleKey: s.desk.BundleKey,
-		Signing: s.signer.Trouble, Publishing: s.publisher.Trouble,
+		Signing: s.signer.Trouble, Publishing: s.publisher.Trouble, Naming: s.naming.Trouble,
 	}
 	for _, k := range s.clusters {
 		r.Clusters = append(r.Clusters, report.Cluster{Name: k.Name, Ready: k.Ready, WasReady: k.WasReady})

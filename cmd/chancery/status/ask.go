@@ -111,7 +111,7 @@ func stateOf(r *chanceryv1.GetStatusResponse) (*checkup.State, error) {
 	for _, c := range r.GetClusters() {
 		s.Clusters = append(s.Clusters, checkup.Cluster{Name: c.GetName(), NotReady: c.GetNotReady(), WasReady: c.GetWasReady()})
 	}
-	s.Kubernetes = checkup.Kubernetes{Signing: r.GetSigningError(), Publishing: r.GetPublishingError()}
+	s.Kubernetes = checkup.Kubernetes{Signing: r.GetSigningError(), Publishing: r.GetPublishingError(), Naming: r.GetNamingError(), Unread: r.GetNamingUnread()}
 	return s, nil
 }
 

@@ -53,7 +53,7 @@ func Print(out io.Writer, s *checkup.State) {
 			say("cluster %s NOT READY", c.Name)
 		}
 	}
-	for _, k := range [][2]string{{"signing for Kubernetes", s.Kubernetes.Signing}, {"publishing in Kubernetes", s.Kubernetes.Publishing}} {
+	for _, k := range [][2]string{{"signing for Kubernetes", s.Kubernetes.Signing}, {"publishing in Kubernetes", s.Kubernetes.Publishing}, {"secure naming", s.Kubernetes.Naming}} {
 		if k[1] != "" {
 			say("%s%s", k[0], orError(k[1]))
 		}

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"slices"
+	"strings"
 	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
@@ -134,7 +135,7 @@ func sameObject(m metav1.ObjectMeta) metav1.ObjectMeta {
 func message(s string) string {
 	const most = 1000
 	if len(s) > most {
-		return s[:most] + "..."
+		return strings.ToValidUTF8(s[:most], "") + "..." // a letter may have been cut
 	}
 	return s
 }

@@ -11,6 +11,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime"
 
+	"github.com/chancery-project/chancery/csr"
 	"github.com/chancery-project/chancery/csr/signers"
 	"github.com/chancery-project/chancery/csr/turns"
 	follow "github.com/chancery-project/chancery/trust/kube"
@@ -316,10 +317,16 @@ func (l *line) trouble() error {
 		}
 		return err
 	}
+	return l.late()
+}
+
+// late returns why requests wait for long. Those of pods that are gone, and of identities that are revoked, are as they should be. Caller holds mu.
+func (l *line) late() error {
 	late := 0
 	var first *request
 	for _, r := range l.requests {
-		if time.Since(r.since) < troubling {
+		refused, _ := errors.AsType[*signers.Refusal](r.err)
+		if time.Since(r.since) < troubling || refused != nil && (refused.Reason == csr.ReasonPodGone || refused.Reason == csr.ReasonRevoked) {
 			continue
 		}
 		late++

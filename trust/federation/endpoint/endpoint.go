@@ -137,8 +137,16 @@ const (
 	idleTimeout    = 30 * time.Second
 )
 
+// suites of TLS 1.2 are those of Mozilla's "intermediate", which the standard names; crypto/tls has some with CBC besides.
+var suites = []uint16{
+	tls.TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256, tls.TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256, tls.TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384,
+	tls.TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384, tls.TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256, tls.TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305_SHA256,
+}
+
 // Serve serves a handler over TLS until ctx ends. A connection beyond those that are allowed at a time waits until another one has ended.
 func Serve(ctx context.Context, l net.Listener, config *tls.Config, h http.Handler, logger *slog.Logger) error {
+	config = config.Clone()
+	config.MinVersion, config.CipherSuites = tls.VersionTLS12, suites
 	s := &http.Server{
 		Handler: h, TLSConfig: config, ReadTimeout: readTimeout, WriteTimeout: writeTimeout, IdleTimeout: idleTimeout, MaxHeaderBytes: maxHeader,
 		ErrorLog: slog.NewLogLogger(logger.Handler(), slog.LevelDebug), // each failed handshake of anybody

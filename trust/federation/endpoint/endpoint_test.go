@@ -274,6 +274,15 @@ func TestBounds(t *testing.T) {
 	if _, err := old.RoundTrip(must(http.NewRequestWithContext(t.Context(), "GET", address, nil))); err == nil {
 		t.Error("TLS 1.1 is spoken")
 	}
+	for suite, want := range map[uint16]bool{tls.TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256: true, tls.TLS_ECDHE_ECDSA_WITH_AES_128_CBC_SHA: false} {
+		conn, err := tls.Dial("tcp", strings.TrimPrefix(address, "https://"), &tls.Config{RootCAs: pool, MaxVersion: tls.VersionTLS12, CipherSuites: []uint16{suite}})
+		if err == nil {
+			conn.Close()
+		}
+		if (err == nil) != want {
+			t.Errorf("TLS 1.2 with %s: %v", tls.CipherSuiteName(suite), err)
+		}
+	}
 }
 
 // FuzzRequest: nothing that is asked leads to a panic, or to another answer than a bundle of ours or none.

@@ -272,7 +272,7 @@ func TestReadsARealCluster(t *testing.T) {
 		}
 		return "", true
 	})
-	if tr := b.reader.Trouble(); len(tr) > 0 || strings.Contains(b.log.String(), "WARN") || strings.Contains(b.log.String(), "ERROR") {
+	if tr := b.reader.Trouble(0); len(tr) > 0 || strings.Contains(b.log.String(), "WARN") || strings.Contains(b.log.String(), "ERROR") {
 		t.Errorf("definitions that are not there are no trouble: %q\n%s", tr, b.log)
 	}
 }
@@ -289,15 +289,18 @@ func TestKeepsWhatItKnows(t *testing.T) {
 	b.wait("shop/web", "td/ns/shop/sa/front")
 	s.APIServer().Kill()
 	eventually(t, "trouble with all kinds is told", func() (string, bool) {
-		all := strings.Join(b.reader.Trouble(), "\n")
+		all := strings.Join(b.reader.Trouble(0), "\n")
 		return all, strings.Contains(all, "pods cannot be read since ") && strings.Contains(all, "services cannot") && strings.Contains(all, "endpointslices cannot")
 	})
+	if all := b.reader.Trouble(time.Hour); len(all) > 0 {
+		t.Errorf("for an hour: %q", all)
+	}
 	b.wait("shop/web", "td/ns/shop/sa/front")
 	s.RestartAPIServer(t)
 	b.pod("shop", "web-2", "back", web)
 	b.wait("shop/web", "td/ns/shop/sa/back td/ns/shop/sa/front")
 	eventually(t, "the trouble is over", func() (string, bool) {
-		all := strings.Join(b.reader.Trouble(), "\n")
+		all := strings.Join(b.reader.Trouble(0), "\n")
 		return all, all == ""
 	})
 	if n := strings.Count(b.log.String(), "level=WARN"); n > 10 || !strings.Contains(b.log.String(), "can be followed again") {
@@ -327,7 +330,7 @@ func TestNothingWithoutRights(t *testing.T) {
 	}
 	lacks := func(resources ...string) {
 		eventually(t, strings.Join(resources, " and ")+" cannot be read", func() (string, bool) {
-			all := b.reader.Trouble()
+			all := b.reader.Trouble(0)
 			ok := len(all) == len(resources)
 			for i := range all {
 				ok = ok && strings.HasPrefix(all[i], resources[i]+" cannot be read since ") && strings.Contains(all[i], "is forbidden: User")

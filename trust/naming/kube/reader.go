@@ -67,10 +67,10 @@ func (r *Reader) Run(ctx context.Context) error {
 	return nil
 }
 
-// Trouble says what cannot be read now, in order; nothing if all can.
-func (r *Reader) Trouble() (all []string) {
+// Trouble says what cannot be read now, and could not for so long, in order; nothing if all can.
+func (r *Reader) Trouble(long time.Duration) (all []string) {
 	for _, f := range r.feeds {
-		if why := f.trouble(); why != "" {
+		if why := f.trouble(long); why != "" {
 			all = append(all, why)
 		}
 	}
@@ -186,10 +186,10 @@ func (f *feed) note(ctx context.Context, err error) {
 	}
 }
 
-func (f *feed) trouble() string {
+func (f *feed) trouble(long time.Duration) string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.failed == nil {
+	if f.failed == nil || time.Since(f.since) < long {
 		return ""
 	}
 	return fmt.Sprintf("%s cannot be read since %s: %.300s", f.name, f.since.UTC().Format(time.RFC3339), strings.ToValidUTF8(f.failed.Error(), "?"))

@@ -88,6 +88,18 @@ func owners(all []metav1.ManagedFieldsEntry, manager string, paths ...string) (o
 	return ours, other
 }
 
+// manages reports whether what we have applied still has a field: who changes one takes it from us.
+func manages(all []metav1.ManagedFieldsEntry, manager, path string) bool {
+	for _, e := range all {
+		var tree map[string]any
+		if e.Manager == manager && e.Operation == metav1.ManagedFieldsOperationApply && e.FieldsV1 != nil && json.Unmarshal(e.FieldsV1.GetRawBytes(), &tree) == nil &&
+			hasPath(tree, strings.Split(path, "\x00")) {
+			return true
+		}
+	}
+	return false
+}
+
 func hasPath(tree map[string]any, path []string) bool {
 	v, ok := tree[path[0]]
 	if !ok || len(path) == 1 {

@@ -40,7 +40,8 @@ type found struct {
 	publish.Object
 	label, signer string
 	ours          bool
-	other         string // manager of the trust bundle, if that is not us
+	other         string // manager of a field of ours, if that is not us
+	edited        bool   // somebody has changed the roots, which were ours
 }
 
 func newBundles(p *Publisher) *bundles {
@@ -132,27 +133,22 @@ func (b *bundles) connect(ctx context.Context) error {
 }
 
 func (b *bundles) watch(version string) *follow.Watch {
-	put := func(o runtime.Object) {
-		f := b.read(o)
+	set := func(f *found) {
 		b.mu.Lock()
 		b.found[version] = f
 		b.mu.Unlock()
 		b.tell()
 	}
-	gone := func(runtime.Object) {
-		b.mu.Lock()
-		delete(b.found, version)
-		b.mu.Unlock()
-		b.tell()
-	}
 	w := &follow.Watch{
 		Client: b.client, Scheme: b.p.scheme, Resource: trustBundles, Fields: "metadata.name=" + publish.BundleName(b.p.config.Signer, version), Logger: b.p.config.Logger,
-		Object: &certificatesv1.ClusterTrustBundle{}, List: func() runtime.Object { return &certificatesv1.ClusterTrustBundleList{} }, Put: put, Drop: gone,
-		Replace: func(all []runtime.Object) {
-			gone(nil)
+		Object: &certificatesv1.ClusterTrustBundle{}, List: func() runtime.Object { return &certificatesv1.ClusterTrustBundleList{} },
+		Put: func(o runtime.Object) { set(b.read(o)) }, Drop: func(runtime.Object) { set(nil) },
+		Replace: func(all []runtime.Object) { // in one step: one that is missing is made at once, before the canary's time is over
+			var f *found
 			for _, o := range all {
-				put(o)
+				f = b.read(o)
 			}
+			set(f)
 		}, Hint: b.hint,
 	}
 	if b.beta {
@@ -181,7 +177,12 @@ func (b *bundles) read(o runtime.Object) *found {
 	}
 	f.label = m.Labels[publish.VersionLabel]
 	f.Since, _ = time.Parse(time.RFC3339, m.Annotations[publish.SinceAnnotation]) // zero: not known
-	f.ours, f.other = owners(m.ManagedFields, b.p.config.Manager, "f:spec\x00f:trustBundle", "f:metadata\x00f:labels\x00f:"+publish.VersionLabel)
+	f.ours, f.other = owners(m.ManagedFields, b.p.config.Manager, "f:spec\x00f:trustBundle", "f:metadata\x00f:labels\x00f:"+publish.VersionLabel,
+		"f:metadata\x00f:annotations\x00f:"+publish.SinceAnnotation)
+	const roots = "f:spec\x00f:trustBundle"
+	if _, other := owners(m.ManagedFields, b.p.config.Manager, roots); f.ours && other != "" {
+		f.edited = !manages(m.ManagedFields, b.p.config.Manager, roots)
+	}
 	return f
 }
 
@@ -210,7 +211,7 @@ func (b *bundles) step(ctx context.Context) error {
 		errs = append(errs, b.write(ctx, publish.Canary, want.Roots, canary, map[string]string{publish.SinceAnnotation: next.Since.Format(time.RFC3339)}))
 	}
 	switch {
-	case next.Live:
+	case next.Live, live.edited && live.Roots != want.Roots: // nobody reads what was there before: it is not waited for the canary
 		errs = append(errs, b.write(ctx, publish.Live, want.Roots, live, nil))
 	case live.label != publish.Live && live.Roots != "":
 		errs = append(errs, b.write(ctx, publish.Live, live.Roots, live, nil))

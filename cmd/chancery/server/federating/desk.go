@@ -163,7 +163,6 @@ func (d *Desk) Run(ctx context.Context) error {
 // tls shows the certificate of the moment, and asks for none: anybody may read roots.
 func (d *Desk) tls() *tls.Config {
 	return &tls.Config{
-		MinVersion: tls.VersionTLS12,
 		GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 			if d.pair != nil {
 				return d.pair.current.Load(), nil

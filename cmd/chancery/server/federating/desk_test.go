@@ -580,6 +580,23 @@ func TestCertificateOfTheEndpoint(t *testing.T) {
 	}
 }
 
+// TestCertificateThatHasEnded does not keep a server from starting; it is replaced as soon as there is another one.
+func TestCertificateThatHasEnded(t *testing.T) {
+	dir := t.TempDir()
+	k := &keyPair{certificate: filepath.Join(dir, "c.pem"), key: filepath.Join(dir, "k.pem"), logger: slog.New(slog.DiscardHandler)}
+	for i, lives := range []time.Duration{-time.Minute, time.Hour} {
+		cert, key := signed("endpoint", nil, nil, lives)
+		for file, data := range map[string][]byte{k.certificate: trust.EncodeCertificates(cert), k.key: must(trust.EncodeKey(key))} {
+			if err := os.WriteFile(file, data, 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := k.read(); err != nil || !k.current.Load().Leaf.Equal(cert) {
+			t.Errorf("certificate %d: %v", i, err)
+		}
+	}
+}
+
 // TestEndpointOfAServer: the server shows its own roots where its config says, also while it has no issuer's certificate of its own to show.
 func TestEndpointOfAServer(t *testing.T) {
 	w := newWorld(t)

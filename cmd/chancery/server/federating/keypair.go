@@ -42,7 +42,8 @@ func (k *keyPair) read() error {
 	if err != nil {
 		return fmt.Errorf("certificate %s and key %s: %w", k.certificate, k.key, err)
 	}
-	if end := pair.Leaf.NotAfter; time.Now().After(end) {
+	// At the start one that has ended is shown, and reported: that nothing can be issued would be worse than that nobody federates.
+	if end := pair.Leaf.NotAfter; time.Now().After(end) && k.current.Load() != nil {
 		return fmt.Errorf("certificate %s ended at %s", k.certificate, end.UTC().Format(time.RFC3339))
 	}
 	k.seen = data

@@ -235,10 +235,25 @@ func (d *Desk) Former(from trust.Domain) (uses []staged.Use) {
 	return uses
 }
 
-// trouble says what cannot be read now, and what has not been read yet.
-func (d *Desk) trouble() (all []string) {
+// troubling is how long something cannot be read before that is trouble: an API server that starts anew is none.
+const troubling = time.Minute
+
+// Trouble says what cannot be read for long, for people, and whether nothing is said of any service for that; empty if nothing is wrong.
+func (d *Desk) Trouble() (trouble string, unread bool) {
+	if d == nil {
+		return "", false
+	}
+	_, standing := d.engine.Naming().Lookup("")
+	if unread = standing == trust.NamingUnread; unread {
+		return strings.Join(d.trouble(0), "; "), true
+	}
+	return strings.Join(d.trouble(troubling), "; "), false
+}
+
+// trouble says what cannot be read now, and could not for so long, and what has not been read yet.
+func (d *Desk) trouble(long time.Duration) (all []string) {
 	for _, r := range d.readers {
-		trouble := r.Trouble()
+		trouble := r.Trouble(long)
 		for _, t := range trouble {
 			all = append(all, "cluster "+r.name+": "+t)
 		}
@@ -268,7 +283,7 @@ func (d *Desk) register() {
 			return float64(len(r.cluster.Unread()))
 		})
 		gauge("chancery_naming_cluster_failing", "Kinds of objects of the cluster that cannot be read now: what was last read of them counts.", labels, func() float64 {
-			return float64(len(r.Trouble()))
+			return float64(len(r.Trouble(0)))
 		})
 	}
 }
@@ -292,7 +307,7 @@ func (d *Desk) ShowNaming(ctx context.Context, q *chanceryv1.ShowNamingRequest) 
 		}
 	}
 	d.env.Note(actor, "naming show")
-	resp := &chanceryv1.ShowNamingResponse{Trouble: d.trouble()}
+	resp := &chanceryv1.ShowNamingResponse{Trouble: d.trouble(0)}
 	if _, standing := d.engine.Naming().Lookup(service); standing == trust.NamingUnread {
 		return nil, status.Error(codes.FailedPrecondition, "who may serve what is not known yet: each cluster has to be read once first; "+strings.Join(resp.Trouble, "; "))
 	}

@@ -197,6 +197,11 @@ func TestShowNaming(t *testing.T) {
 	if resp, err := d.ShowNaming(admin, &chanceryv1.ShowNamingRequest{}); err != nil || len(resp.GetServices()) != 1 || len(resp.GetTrouble()) > 0 {
 		t.Errorf("%v, %v", resp, err)
 	}
+	for _, one := range []*Desk{d, nil} {
+		if trouble, unread := one.Trouble(); trouble != "" || unread {
+			t.Errorf("%q, unread %t", trouble, unread)
+		}
+	}
 }
 
 // TestAClusterThatWasNeverRead: nothing is said, the admin is told why, and metrics show it. Nobody was asked anything before Run.
@@ -235,6 +240,9 @@ func TestAClusterThatWasNeverRead(t *testing.T) {
 			t.Fatal(err)
 		}
 		time.Sleep(10 * time.Millisecond)
+	}
+	if trouble, unread := d.Trouble(); !unread || !strings.Contains(trouble, "cluster east: pods cannot be read since") {
+		t.Errorf("%q, unread %t", trouble, unread)
 	}
 	families, err := reg.Gather()
 	if err != nil {

@@ -50,6 +50,7 @@ type Config struct {
 	Clusters    []Cluster
 	Signing     func() string                             // what keeps it from signing in Kubernetes,
 	Publishing  func() string                             // and from publishing there; empty: nothing does
+	Naming      func() (trouble string, unread bool)      // what it cannot read of who may serve what, and whether it never did
 	BundleKey   func() ([]byte, error)                    // its public part, and why it signs nothing
 	Crls        func() *chanceryv1.GetStatusResponse_Crls // nil without any
 	Store       func() *chanceryv1.GetStatusResponse_Store
@@ -110,6 +111,7 @@ func (r *Reporter) Status(actor string) (*chanceryv1.GetStatusResponse, error) {
 		resp.Rotation = c.Rotation()
 	}
 	resp.SigningError, resp.PublishingError = c.Signing(), c.Publishing()
+	resp.NamingError, resp.NamingUnread = c.Naming()
 	if c.Federation != nil {
 		resp.Federation, resp.BundleEndpoint = c.Federation()
 	}

@@ -62,7 +62,7 @@ func parts(t *testing.T) Config {
 	return Config{
 		Domain: td, MaxTTL: p.MaxTTL(), Ready: func() error { return nil }, WasReady: func() bool { return true }, Authority: keeper, Own: func() *trust.Identity { return nil },
 		Health:  keys.NewHealth(keys.HealthConfig{Keys: func() []keys.Watched { return append(keeper.Keys(), gone) }, Logger: slog.New(slog.DiscardHandler), Metrics: prometheus.NewRegistry()}),
-		Signing: func() string { return "no right" }, Publishing: func() string { return "another manager" },
+		Signing: func() string { return "no right" }, Publishing: func() string { return "another manager" }, Naming: func() (string, bool) { return "pods cannot be read", true },
 		Recent: tally.New(), Log: log, Notes: adminsocket.NewNotes(log), AuditLog: file, Issuance: issued, IssuanceLog: logDir,
 	}
 }
@@ -131,6 +131,9 @@ func TestStatusSaysWhatThePartsSay(t *testing.T) {
 	}
 	if resp.GetSigningError() != "no right" || resp.GetPublishingError() != "another manager" {
 		t.Errorf("in Kubernetes: %q, %q", resp.GetSigningError(), resp.GetPublishingError())
+	}
+	if resp.GetNamingError() != "pods cannot be read" || !resp.GetNamingUnread() {
+		t.Errorf("naming: %q, %t", resp.GetNamingError(), resp.GetNamingUnread())
 	}
 	if k := resp.GetClusters(); len(k) != 2 || k[0].GetNotReady() != "" || !k[0].GetWasReady() || k[1].GetNotReady() != "no keys" || k[1].GetWasReady() {
 		t.Errorf("clusters: %v", k)

@@ -167,6 +167,23 @@ func TestEveryKeyTypeVerifiesAndPassesZlint(t *testing.T) {
 	}
 }
 
+// TestDomainsThatCannotBeIssued: the standard's names that no certificate can have are refused before there is an authority for one.
+func TestDomainsThatCannotBeIssued(t *testing.T) {
+	for name, fine := range map[string]bool{
+		"cluster.local": true, "mesh_a.example": true, "127.0.0.1": true, strings.Repeat("a", 63) + ".example": true,
+		"mesh": false, "mesh.1": false, "-a.example": false, "a-.example": false, "a..example": false, "a.": false, ".a": false,
+		strings.Repeat("a", 255): false,
+	} {
+		td, err := trust.ParseDomain(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := CheckDomain(td); (err == nil) != fine {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
 func TestInvariant1TokenIsOneShot(t *testing.T) {
 	i, _, _ := newIssuer(t, CreateConfig{})
 	other, _, _ := newIssuer(t, CreateConfig{})

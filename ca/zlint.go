@@ -29,6 +29,25 @@ func (i *Issuer) SelfCheck(profiles ...*Profile) error {
 	return nil
 }
 
+// CheckDomain returns why no certificate could be issued for identities of a trust domain, by its name alone: the SPIFFE standard allows names
+// that RFC 5280 does not allow as the host of a URI. It is asked before there is an authority for it.
+func CheckDomain(td trust.Domain) error {
+	key, err := GenerateKey(P256)
+	if err != nil {
+		return err
+	}
+	now := time.Now()
+	i, err := NewSelfIssuer(SelfConfig{Domain: td, Key: key, CommonName: "root", NotBefore: now.Add(-DefaultBackdate), NotAfter: now.Add(DefaultRootTTL), LogID: 1 << 30})
+	if err != nil {
+		return err
+	}
+	if err := i.selfCheck(ServerProfile(), P256); err != nil {
+		return fmt.Errorf("no certificate could be issued in trust domain %s, since a certificate's URIs need the name of a host (RFC 5280, section 4.2.1.6); "+
+			"use one like mesh.example: two labels or more, each of a-z, 0-9, '-' and '_', with neither first nor last '-' (%w)", td, err)
+	}
+	return nil
+}
+
 func (i *Issuer) selfCheck(p *Profile, kt KeyType) error {
 	key, err := GenerateKey(kt)
 	if err != nil {

@@ -72,13 +72,13 @@ func (a *Keeper) Whole() error {
 	return nil
 }
 
-// Migratable returns why this server cannot migrate its line to another trust domain, and what to do instead; nil if it can.
-func (a *Keeper) Migratable() error {
+// Migratable returns why this server cannot migrate its line to a trust domain, and what to do instead; nil if it can.
+func (a *Keeper) Migratable(to trust.Domain) error {
 	dir := ""
 	if a.config.Plugged != nil {
 		dir = a.config.Plugged.Dir
 	}
-	return held.Migratable(a.Document(), a.config.Domain, dir, a.config.Parented, time.Now())
+	return held.Migratable(a.Document(), a.config.Domain, to, dir, a.config.Parented, time.Now())
 }
 
 // mindSecond sees to it that the issuer which signs beside the active one gets a successor in time. It is for the driver.

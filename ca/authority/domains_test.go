@@ -328,7 +328,7 @@ func TestWhatCannotMigrate(t *testing.T) {
 		t.Fatal(err)
 	}
 	k := open(t, c)
-	if err := k.Migratable(); err != nil {
+	if err := k.Migratable(parse(t, "mesh.example")); err != nil {
 		t.Fatal(err)
 	}
 	now := time.Now()
@@ -341,17 +341,19 @@ func TestWhatCannotMigrate(t *testing.T) {
 	ended.State(c.Domain).Below = []below.Issuers{{To: "spiffe://cluster.local/ns/chancery/sa/east", Root: root, Until: now.Add(-time.Hour)}}
 	for name, tc := range map[string]struct {
 		doc      *Document
+		to       string
 		plugged  string
 		parented bool
 		want     []string
 	}{
-		"plugged in":   {doc, "/certs", false, []string{"plugged in from /certs", "another authority"}},
-		"a parent":     {doc, "", true, []string{"`parent`", "another authority"}},
-		"offline":      {offline, "", false, []string{"kept elsewhere", "another authority"}},
-		"servers":      {over, "", false, []string{"spiffe://cluster.local/ns/chancery/sa/east until", "`issuers`"}},
-		"servers gone": {ended, "", false, nil},
+		"plugged in":   {doc, "mesh.example", "/certs", false, []string{"plugged in from /certs", "another authority"}},
+		"a parent":     {doc, "mesh.example", "", true, []string{"`parent`", "another authority"}},
+		"offline":      {offline, "mesh.example", "", false, []string{"kept elsewhere", "another authority"}},
+		"servers":      {over, "mesh.example", "", false, []string{"spiffe://cluster.local/ns/chancery/sa/east until", "`issuers`"}},
+		"one label":    {doc, "mesh", "", false, []string{"no certificate could be issued in trust domain mesh,", "like mesh.example"}},
+		"servers gone": {ended, "mesh.example", "", false, nil},
 	} {
-		err := held.Migratable(tc.doc, c.Domain, tc.plugged, tc.parented, now)
+		err := held.Migratable(tc.doc, c.Domain, parse(t, tc.to), tc.plugged, tc.parented, now)
 		if (err == nil) != (tc.want == nil) || slices.ContainsFunc(tc.want, func(w string) bool { return !strings.Contains(err.Error(), w) }) {
 			t.Errorf("%s: %v", name, err)
 		}

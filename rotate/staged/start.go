@@ -82,7 +82,7 @@ func (m *Manager) refusal(q Asked) error {
 	case q.Reason == document.ReasonFiles || q.Kind != document.KindRoot && q.Kind != document.KindIssuer:
 		return nil
 	case q.Migrate != nil:
-		return m.config.Authority.Migratable()
+		return m.config.Authority.Migratable(q.Migrate.Domain)
 	}
 	return m.config.Authority.Rotatable(q.Kind)
 }

@@ -78,6 +78,9 @@ func migration(d *document.Document, td trust.Domain, t Target) (*document.Migra
 
 // grow returns a migration with which more identities have certificates of the new domain.
 func grow(m *document.Migration, share int, namespaces []string) (*document.Migration, error) {
+	if m.Share == All && share < All {
+		return nil, fmt.Errorf("all identities are given %s already, and a share never shrinks; `rollback` goes back", m.To)
+	}
 	if share < m.Share || share > All {
 		return nil, fmt.Errorf("a share of %d is not between %d, which it is now, and %d: it never shrinks; `rollback` goes back", share, m.Share, All)
 	}

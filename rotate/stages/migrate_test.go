@@ -102,3 +102,14 @@ func TestPresents(t *testing.T) {
 		t.Error(got)
 	}
 }
+
+// TestShareOfAllHasNoLess says that all have the new domain, not between which numbers a share may be.
+func TestShareOfAllHasNoLess(t *testing.T) {
+	m := &document.Migration{From: "old.example", To: "new.example", Share: All}
+	if _, err := grow(m, 10, nil); err == nil || !strings.Contains(err.Error(), "all identities are given new.example already") {
+		t.Error(err)
+	}
+	if _, err := grow(m, All, nil); err != nil {
+		t.Error(err)
+	}
+}

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/chancery-project/chancery/ca"
 	"github.com/chancery-project/chancery/ca/authority/swap"
 	"github.com/chancery-project/chancery/ca/document"
 	"github.com/chancery-project/chancery/ca/document/below"
@@ -37,9 +38,9 @@ func Rotatable(d *document.Document, td trust.Domain, kind document.AuthorityKin
 	return ErrOffline
 }
 
-// Migratable returns why a line cannot be migrated to another trust domain here, and what to do instead; nil if it can. Both domains need a
+// Migratable returns why a line cannot be migrated to a trust domain here, and what to do instead; nil if it can. Both domains need a
 // root whose key lies here (decision D10), and servers below pin the one root of one domain.
-func Migratable(d *document.Document, td trust.Domain, plugged string, parented bool, now time.Time) error {
+func Migratable(d *document.Document, td, to trust.Domain, plugged string, parented bool, now time.Time) error {
 	root, err := d.Active(td, document.KindRoot)
 	switch {
 	case err != nil:
@@ -53,6 +54,9 @@ func Migratable(d *document.Document, td trust.Domain, plugged string, parented 
 	case !root.HasKey():
 		return errors.New("the root's key is kept elsewhere, so that a root for the new trust domain can only be made there, too: set up another authority for the new trust domain, " +
 			"federate the two, and move workloads over")
+	}
+	if err := ca.CheckDomain(to); err != nil {
+		return err
 	}
 	var names []string
 	for _, x := range below.Under(d.State(td).Below, root.ID, now) {

@@ -196,6 +196,14 @@ func title(x *rotationJSON) string {
 	return fmt.Sprintf("Rotation %s of the %s", x.ID, x.Kind)
 }
 
+// kindOf is what to call it in the middle of a sentence.
+func kindOf(x *rotationJSON) string {
+	if x.ToDomain != "" {
+		return "migration"
+	}
+	return "rotation"
+}
+
 // phases are those of a rotation, in order.
 func phases(x *rotationJSON) []string {
 	switch {

@@ -305,7 +305,13 @@ func TestWatchEnds(t *testing.T) {
 func TestWatchOfOneThatIsOver(t *testing.T) {
 	all := statuses("aborted")
 	w := &watcher{format: "text", out: t.Output()}
-	if ended, err := w.show(all[3]); !ended || err == nil || !strings.Contains(err.Error(), "1a2b3c4d5e6f7081 was aborted") {
+	if ended, err := w.show(all[3]); !ended || err == nil || !strings.Contains(err.Error(), "rotation 1a2b3c4d5e6f7081 was aborted") {
+		t.Errorf("%t, %v", ended, err)
+	}
+	moved := all[3].Past[0]
+	moved.FromDomain, moved.ToDomain = "old.example", "new.example"
+	w = &watcher{format: "text", out: t.Output()}
+	if ended, err := w.show(statusJSON{Past: []rotationJSON{moved}}); !ended || err == nil || !strings.Contains(err.Error(), "migration 1a2b3c4d5e6f7081 was aborted") {
 		t.Errorf("%t, %v", ended, err)
 	}
 	w = &watcher{format: "text", out: t.Output()}

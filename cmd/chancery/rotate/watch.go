@@ -88,7 +88,7 @@ func (w *watcher) show(s statusJSON) (ended bool, err error) {
 	case x == nil && w.id != "":
 		return true, fmt.Errorf("%s status: rotation %s has ended, and is so long ago that the server does not know how", w.name, w.id)
 	case x != nil && x.Outcome != "done":
-		return true, &process.ExitError{Code: 2, Err: fmt.Errorf("%s status: rotation %s was %s", w.name, x.ID, process.Printable(x.Outcome))}
+		return true, &process.ExitError{Code: 2, Err: fmt.Errorf("%s status: %s %s was %s", w.name, kindOf(x), x.ID, process.Printable(x.Outcome))}
 	}
 	return true, nil
 }

@@ -449,6 +449,12 @@ func TestBootstrap(t *testing.T) {
 	if _, err := other.verifier(other.relation[partner], partner); err == nil || !strings.Contains(err.Error(), "bootstrap "+file+": SPIFFE bundle of b.example") {
 		t.Errorf("a broken bootstrap: %v", err)
 	}
+	if err := os.Remove(file); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := other.verifier(other.relation[partner], partner); err == nil || !strings.Contains(err.Error(), "`chancery trust import b.example FILE`") {
+		t.Errorf("no bootstrap: %v", err)
+	}
 }
 
 // TestRelationshipThatLeft: what came from an endpoint goes once who drives has driven for a while without the relationship; what an admin

@@ -79,7 +79,7 @@ func (d *Desk) verifier(r *relation, of trust.Domain) (*trust.Bundle, error) {
 	}
 	data, err := readFile(r.bootstrap)
 	if err != nil {
-		return nil, fmt.Errorf("bootstrap: %w", err)
+		return nil, fmt.Errorf("bootstrap: %w; put the bundle of %s there, or give it to `chancery trust import %s FILE`", err, r.Domain, r.Domain)
 	}
 	b, err := spiffebundle.Parse(r.Domain, data)
 	if err != nil {

@@ -152,7 +152,7 @@ func (d *Desk) check(q *chanceryv1.ChangeRotationRequest) error {
 	}
 	s := d.config.Manager.Status()
 	if s.Rotation == nil {
-		return status.Errorf(codes.FailedPrecondition, "no rotation is under way, so there is nothing to %s; `chancery rotate status` shows how the last ones ended", q.GetChange())
+		return status.Errorf(codes.FailedPrecondition, "no rotation is under way, nor a migration, so there is nothing to %s; `chancery rotate status` shows how the last ones ended", q.GetChange())
 	}
 	if id := q.GetRotation(); id != "" && id != s.Rotation.ID {
 		return status.Errorf(codes.FailedPrecondition, "rotation %.40q is not under way; %s of the %s is, in phase %s", id, s.Rotation.ID, s.Rotation.Kind, s.Rotation.Phase)

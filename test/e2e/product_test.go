@@ -477,9 +477,10 @@ func (a *Agent) get(t testing.TB, path string) ([]byte, error) {
 // Run runs a chancery command to its end.
 func Run(t testing.TB, stdin string, args ...string) (stdout, stderr string, err error) {
 	t.Helper()
+	binary := ChanceryBinary(t) // the first one builds it, which may take minutes
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, ChanceryBinary(t), args...)
+	cmd := exec.CommandContext(ctx, binary, args...)
 	var out, errs strings.Builder
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(stdin), &out, &errs
 	err = cmd.Run()

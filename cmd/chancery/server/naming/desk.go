@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -140,8 +141,9 @@ func (d *Desk) follow(ctx context.Context) error {
 	for {
 		if v := d.env.Document().Version; v != seen {
 			seen = v
-			d.bring()
-			d.engine.Refresh()
+			if d.bring() { // each list is made anew: not for versions that say nothing of this
+				d.engine.Refresh()
+			}
 		}
 		select {
 		case <-ctx.Done():
@@ -160,8 +162,8 @@ type word struct {
 }
 
 // bring takes a new version of the document: which trust domains count as ours (its own, with its kin, and those of the config), and who has no
-// grace.
-func (d *Desk) bring() {
+// grace. It reports whether that is something else than before.
+func (d *Desk) bring() (news bool) {
 	doc := d.env.Document()
 	others := slices.Clone(d.env.Aliases)
 	if b, err := doc.Bundle(d.env.Domain); err == nil {
@@ -182,7 +184,12 @@ func (d *Desk) bring() {
 			w.take(&state.Revocations[i])
 		}
 	}
-	d.word.Store(w)
+	was := d.word.Swap(w)
+	return was == nil || !was.equal(w)
+}
+
+func (w *word) equal(o *word) bool {
+	return w.tainted == o.tainted && w.before.Equal(o.before) && maps.Equal(w.revoked, o.revoked) && slices.Equal(w.aliases.All(), o.aliases.All())
 }
 
 // forever is when a revocation without an end ends.

@@ -129,6 +129,39 @@ func TestFollowsTheDocument(t *testing.T) {
 	})
 }
 
+// TestOnlyNewsMakesListsAnew: a version of the document that says nothing new of aliases and revocations makes no list anew.
+func TestOnlyNewsMakesListsAnew(t *testing.T) {
+	var doc atomic.Pointer[document.Document]
+	now, version := time.Now(), uint64(0)
+	state := func(s document.DomainState) {
+		version++
+		doc.Store(&document.Document{Version: version, Domains: map[string]*document.DomainState{"td": &s}})
+	}
+	state(document.DomainState{})
+	d := desk(t, &doc, "alias")
+	identity := document.Revocation{Predicate: document.Predicate{SPIFFEID: "spiffe://td/ns/shop/sa/web"}, Time: now}
+	restored := identity
+	restored.Restored = &now
+	for _, c := range []struct {
+		name string
+		next document.DomainState
+		news bool
+	}{
+		{"nothing", document.DomainState{}, false},
+		{"a certificate revoked", document.DomainState{Revocations: []document.Revocation{{Predicate: document.Predicate{Serial: "01"}, Time: now}}}, false},
+		{"an identity revoked", document.DomainState{Revocations: []document.Revocation{identity}}, true},
+		{"still revoked, and an issuer more", document.DomainState{Revocations: []document.Revocation{identity}, Authorities: []document.Authority{{Kind: document.KindIssuer}}}, false},
+		{"restored", document.DomainState{Revocations: []document.Revocation{restored}}, true},
+		{"all before a time", document.DomainState{Revocations: []document.Revocation{{Predicate: document.Predicate{IssuedBefore: &now}, Time: now}}}, true},
+		{"a tainted issuer", document.DomainState{Authorities: []document.Authority{{Kind: document.KindIssuer, Tainted: &now}}}, true},
+	} {
+		state(c.next)
+		if got := d.bring(); got != c.news {
+			t.Errorf("%s: %t", c.name, got)
+		}
+	}
+}
+
 // TestD25NoGrace: whom the document calls revoked, or whose authority is tainted, has no grace.
 func TestD25NoGrace(t *testing.T) {
 	var doc atomic.Pointer[document.Document]

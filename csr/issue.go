@@ -158,6 +158,12 @@ type ask struct {
 	agent    []byte // whose table the certificate will be in; empty for a client that keeps none
 }
 
+// exact reports whether an identity is asked for by name and is to be that or none, whatever a migration's plan says: see Service.identity.
+func (a *ask) exact(caller trust.ID) bool {
+	id, err := trust.ParseID(a.identity)
+	return err == nil && (a.api != apiNative || id.Path() != caller.Path())
+}
+
 // issue decides on one request of an authenticated caller and has it signed, by the issuer of the call.
 func (s *Service) issue(ctx context.Context, call *lines.Call, c caller, a ask) (*answers.Chains, *ca.Certificate, trust.ID, *Denial) {
 	if d := s.admit(ctx, c); d != nil {
@@ -215,7 +221,7 @@ func (s *Service) note(c caller, identity string, a ask, leaf evidence.Leaf) {
 		s.ledger.ToAgent(c.ID.String(), a.agent, leaf)
 		return
 	}
-	who := evidence.Client{Cluster: c.Cluster, Pod: c.attestation.PodHash, Identity: identity, Caller: c.ID.String(), Place: c.place(), Remote: c.remote, Exact: a.identity == identity}
+	who := evidence.Client{Cluster: c.Cluster, Pod: c.attestation.PodHash, Identity: identity, Caller: c.ID.String(), Place: c.place(), Remote: c.remote, Exact: a.exact(c.ID)}
 	if c.shown != nil {
 		who.Shown = hex.EncodeToString(c.shown.SerialNumber.Bytes())
 	}

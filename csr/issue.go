@@ -158,6 +158,12 @@ type ask struct {
 	agent    []byte // whose table the certificate will be in; empty for a client that keeps none
 }
 
+// exact reports whether an identity is asked for by name and is to be that or none, whatever a migration's plan says: see Service.identity.
+func (a *ask) exact(caller trust.ID) bool {
+	id, err := trust.ParseID(a.identity)
+	return err == nil && (a.api != apiNative || id.Path() != caller.Path())
+}
+
 // issue decides on one request of an authenticated caller and has it signed, by the issuer of the call.
 func (s *Service) issue(ctx context.Context, call *lines.Call, c caller, a ask) (*answers.Chains, *ca.Certificate, trust.ID, *Denial) {
 	if d := s.admit(ctx, c); d != nil {
@@ -192,7 +198,7 @@ func (s *Service) issue(ctx context.Context, call *lines.Call, c caller, a ask) 
 	s.sampler.Offer(cert)
 	name := id.String()
 	s.agents.Issued(a.api, name, cert.NotAfter)
-	s.note(c, name, a.agent, shared.Leaf(cert))
+	s.note(c, name, a, shared.Leaf(cert))
 	return shared, cert, id, nil
 }
 
@@ -210,12 +216,12 @@ func (s *Service) reserve(ctx context.Context, i *ca.Issuer, asked time.Duration
 }
 
 // note tells the ledger who was given a certificate (decisions D1 and D3).
-func (s *Service) note(c caller, identity string, agent []byte, leaf evidence.Leaf) {
-	if len(agent) > 0 {
-		s.ledger.ToAgent(c.ID.String(), agent, leaf)
+func (s *Service) note(c caller, identity string, a ask, leaf evidence.Leaf) {
+	if len(a.agent) > 0 {
+		s.ledger.ToAgent(c.ID.String(), a.agent, leaf)
 		return
 	}
-	who := evidence.Client{Cluster: c.Cluster, Pod: c.attestation.PodHash, Identity: identity, Caller: c.ID.String(), Place: c.place(), Remote: c.remote}
+	who := evidence.Client{Cluster: c.Cluster, Pod: c.attestation.PodHash, Identity: identity, Caller: c.ID.String(), Place: c.place(), Remote: c.remote, Exact: a.exact(c.ID)}
 	if c.shown != nil {
 		who.Shown = hex.EncodeToString(c.shown.SerialNumber.Bytes())
 	}

@@ -138,6 +138,9 @@ type Client struct {
 	Pod      []byte // hash of its UID, as in certificates; empty if it is none, or not known
 	Identity string // that was asked for
 	Shown    string // serial of the certificate that the call came with, hex; empty for none
+	// Exact: the identity was asked for by this very name. Who does may have another in another trust domain of the line, and a new
+	// certificate of one does not replace what it has of the other.
+	Exact bool
 
 	Caller, Place, Remote string // for people
 }
@@ -277,7 +280,11 @@ func (e *entry) give(x leaf) {
 func (l *Ledger) ToClient(c Client, x Leaf) {
 	l.ends(&l.issued, x.NotAfter)
 	now := time.Now().UnixMilli()
-	consumer, before := c.consumer(l.same(c.Identity)), uint64(0)
+	identity := c.Identity
+	if !c.Exact {
+		identity = l.same(identity)
+	}
+	consumer, before := c.consumer(identity), uint64(0)
 	if len(c.Pod) == 0 {
 		consumer = bearer(x.Serial)
 		if c.Shown != "" {

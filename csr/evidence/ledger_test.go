@@ -401,3 +401,27 @@ func TestAnswersUnderWayByAnOlderBundleCount(t *testing.T) {
 		now.Leave()
 	})
 }
+
+// TestD3TwoNamesOfOneIdentity: who asks for an identity by its very name in each trust domain of a migration may use both certificates: the
+// new one's renewal says nothing of the old one, which counts until it ends. Whose domain the plan chooses has one at a time.
+func TestD3TwoNamesOfOneIdentity(t *testing.T) {
+	inTown(t, func(w *town) {
+		r := w.start("a", func(c *evidence.Config) { c.Line = td })
+		for i, exact := range []bool{false, true} {
+			c := pod(i + 1)
+			c.Exact = exact
+			moved := c
+			moved.Identity = strings.Replace(c.Identity, "cluster.local", "new.example", 1)
+			r.ToClient(c, leaf(i1, 1, 4*time.Hour))
+			for range 3 {
+				r.ToClient(moved, leaf(i2, 1, time.Hour))
+				sleep(20 * time.Minute)
+			}
+		}
+		r.acknowledge(5, leaves)
+		sleep(12 * time.Second)
+		r.expect("the old name's certificate is valid still", 1, 0)
+		sleep(4 * time.Hour)
+		r.expect("it has ended", 0, 0)
+	})
+}

@@ -31,8 +31,13 @@ func (h *Issuers) Bounded(i *ca.Issuer, state *document.DomainState, confirmed, 
 	if now.Sub(confirmed) <= maxStale || r == nil || r.FromRoot == "" || r.Phase != document.PhasePrepare && r.Phase != document.PhaseDistribute && r.Phase != document.PhaseIssue {
 		return i, nil
 	}
-	if x := state.Get(document.KindIssuer, i.SKI()); x == nil || x.RootID() != r.FromRoot {
+	x := state.Get(document.KindIssuer, i.SKI())
+	if x == nil || x.RootID() != r.FromRoot && (r.Phase != document.PhaseIssue || x.RootID() != r.ToRoot) { // in issue a rollback has the new root leave
 		return i, nil
+	}
+	root, last := x.RootID(), &h.cut
+	if root != r.FromRoot {
+		last = &h.cutSecond
 	}
 	end := r.NotBefore
 	if end.IsZero() { // it was started, and nobody has driven it since: whoever does sets a time that is later
@@ -40,13 +45,13 @@ func (h *Issuers) Bounded(i *ca.Issuer, state *document.DomainState, confirmed, 
 	}
 	if left := end.Sub(now); left < h.least() {
 		return nil, fmt.Errorf("%w: the store has not confirmed since %s that this server knows the newest authority document, and root %s, which it signs under, may leave the bundle from %s on",
-			ca.ErrNotReady, confirmed.UTC().Format(time.RFC3339), r.FromRoot, end.UTC().Format(time.RFC3339))
+			ca.ErrNotReady, confirmed.UTC().Format(time.RFC3339), root, end.UTC().Format(time.RFC3339))
 	}
-	if have := h.cut.Load(); have != nil && have.of == i && have.until.Equal(end) {
+	if have := last.Load(); have != nil && have.of == i && have.until.Equal(end) {
 		return have.as, nil
 	}
 	next := &cut{i, end, i.Until(end)}
-	h.cut.Store(next)
+	last.Store(next)
 	return next.as, nil
 }
 

@@ -45,8 +45,9 @@ type Issuer struct {
 // Issuers are those that were opened, by ID; of plugged-in files they are nowhere else. All methods are safe for concurrent use.
 type Issuers struct {
 	config Config
-	held   sync.Map            // ID -> Issuer
-	cut    atomic.Pointer[cut] // see Bounded
+	held   sync.Map // ID -> Issuer
+	// See Bounded; of a migration's two issuers each has its own.
+	cut, cutSecond atomic.Pointer[cut]
 }
 
 // New returns a place for issuers, and nothing in it.

@@ -86,7 +86,7 @@ func (p *Pair) Allows(id trust.ID) error {
 	switch {
 	case id.Domain() == now:
 		return nil
-	case p.state.Second() != nil && (id.Domain() == p.First.Domain() || p.Second.Issuer != nil && id.Domain() == p.Second.Domain()):
+	case p.state.Second() != nil && (id.Domain().String() == r.Migration.From || id.Domain().String() == r.Migration.To): // if one cannot be signed now, As says so
 		return nil
 	case r != nil && r.Migration != nil:
 		return fmt.Errorf("%s is not issued in phase %s of the migration from trust domain %s to %s; ask for %s", id, r.Phase, r.Migration.From, r.Migration.To, id.WithDomain(now))

@@ -14,10 +14,8 @@ import (
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/metadata"
-	"google.golang.org/protobuf/proto"
 
 	"github.com/chancery-project/chancery/api/chanceryv1"
-	"github.com/chancery-project/chancery/csr/client/anchor"
 	"github.com/chancery-project/chancery/csr/client/servers"
 	"github.com/chancery-project/chancery/trust"
 )
@@ -152,34 +150,14 @@ func (c *Client) introduce(ctx context.Context, a servers.Address) error {
 	}
 	var shown atomic.Pointer[tls.ConnectionState]
 	signed, err := c.fetchBundle(ctx, a, func(cs tls.ConnectionState) error {
-		if len(cs.PeerCertificates) == 0 {
-			return errors.New("it shows no certificate")
+		err := servers.VerifyAny(cs.PeerCertificates, roots)
+		if err == nil {
+			shown.Store(&cs)
 		}
-		id, err := trust.LeafID(cs.PeerCertificates[0])
-		if err != nil {
-			return err
-		}
-		known, err := trust.NewBundle(id.Domain(), 0, roots)
-		if err != nil {
-			return err
-		}
-		shown.Store(&cs)
-		return servers.Verify(cs.PeerCertificates, known)
+		return err
 	})
 	if err != nil {
 		return err
 	}
-	var plain chanceryv1.Bundle
-	if err := proto.Unmarshal(signed.GetBundle(), &plain); err != nil {
-		return fmt.Errorf("reading signed bundle: %w", err)
-	}
-	bundle, err := anchor.Parse(c.config.Domain, &plain)
-	if err != nil {
-		return err
-	}
-	if err := servers.Verify(shown.Load().PeerCertificates, bundle); err != nil {
-		return fmt.Errorf("by its own bundle: %w", err)
-	}
-	_, err = c.config.Anchor.Take(nil, signed)
-	return err
+	return c.config.Anchor.Introduce(signed, func(b *trust.Bundle) error { return servers.Verify(shown.Load().PeerCertificates, b) })
 }

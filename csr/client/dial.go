@@ -3,6 +3,8 @@ package client
 import (
 	"context"
 	"crypto/tls"
+	"crypto/x509"
+	"errors"
 	"fmt"
 	"slices"
 	"sync/atomic"
@@ -87,9 +89,11 @@ func (c *Client) serverBundle() (*trust.Bundle, error) {
 }
 
 // recover asks a server that could not be verified for the bundle, and reports whether it has brought new roots, by the word of the
-// pinned key. The server is told nothing: neither a token nor a certificate is shown to it.
-func (c *Client) recover(ctx context.Context, a servers.Address) bool {
-	if !c.config.Anchor.Pinned() {
+// pinned key. Where none is pinned yet the server may be one of another trust domain of the line: see introduce. The server is told nothing:
+// neither a token nor a certificate is shown to it.
+func (c *Client) recover(ctx context.Context, a servers.Address, cause error) bool {
+	pinned := c.config.Anchor.Pinned()
+	if _, unknown := errors.AsType[x509.UnknownAuthorityError](cause); unknown && !pinned { // it says that it is of the configured domain
 		return false
 	}
 	c.mu.Lock()
@@ -101,15 +105,15 @@ func (c *Client) recover(ctx context.Context, a servers.Address) bool {
 	if soon {
 		return false
 	}
-	ctx, cancel := context.WithTimeout(metadata.NewOutgoingContext(ctx, metadata.MD{}), fetchTime)
-	defer cancel()
-	conn, err := c.open(a, &tls.Config{MinVersion: tls.VersionTLS13, InsecureSkipVerify: true}) // the signature is what counts
-	if err != nil {
-		return false
+	news, err := false, error(nil)
+	if !pinned {
+		if err = c.introduce(ctx, a); err != nil {
+			c.config.Logger.Warn("no bundle key is pinned yet, and this server is not one of the configured trust domain, nor can it show that it has taken its place",
+				"server", a.String(), "trust_domain", c.config.Domain.String(), "reason", err.Error())
+		}
+		return err == nil
 	}
-	defer conn.Close()
-	signed, err := chanceryv1.NewIssuanceClient(conn).GetBundle(ctx, &chanceryv1.GetBundleRequest{}, grpc.MaxCallRecvMsgSize(trust.MaxSignedBundle+4<<10))
-	news := false
+	signed, err := c.fetchBundle(ctx, a, nil) // the signature is what counts
 	if err == nil {
 		news, err = c.config.Anchor.Offer(signed)
 	}
@@ -122,4 +126,38 @@ func (c *Client) recover(ctx context.Context, a servers.Address) bool {
 			"server", a.String(), "generation", c.config.Anchor.Bundle().Generation())
 	}
 	return news
+}
+
+// fetchBundle asks a server for the bundle and tells it nothing.
+func (c *Client) fetchBundle(ctx context.Context, a servers.Address, verify func(tls.ConnectionState) error) (*chanceryv1.SignedBundle, error) {
+	ctx, cancel := context.WithTimeout(metadata.NewOutgoingContext(ctx, metadata.MD{}), fetchTime)
+	defer cancel()
+	conn, err := c.open(a, &tls.Config{MinVersion: tls.VersionTLS13, InsecureSkipVerify: true, VerifyConnection: verify})
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	return chanceryv1.NewIssuanceClient(conn).GetBundle(ctx, &chanceryv1.GetBundleRequest{}, grpc.MaxCallRecvMsgSize(trust.MaxSignedBundle+4<<10))
+}
+
+// introduce pins the bundle key of a server of another trust domain than the configured one. In a migration servers take the next domain's name
+// while agents that come anew may still be told the old one, or have been told the next one already. The configured roots vouch for the server, as
+// for one of the configured domain; and its bundle has to say that both domains are of one authority, with roots that vouch for just this server.
+func (c *Client) introduce(ctx context.Context, a servers.Address) error {
+	roots, err := c.config.Roots()
+	if err != nil {
+		return err
+	}
+	var shown atomic.Pointer[tls.ConnectionState]
+	signed, err := c.fetchBundle(ctx, a, func(cs tls.ConnectionState) error {
+		err := servers.VerifyAny(cs.PeerCertificates, roots)
+		if err == nil {
+			shown.Store(&cs)
+		}
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	return c.config.Anchor.Introduce(signed, func(b *trust.Bundle) error { return servers.Verify(shown.Load().PeerCertificates, b) })
 }

@@ -95,6 +95,56 @@ func TestD15AServerOfTheNextDomain(t *testing.T) {
 	}
 }
 
+// TestD15AFirstContactDuringAMigration: an agent that has pinned no key yet, and is told the one domain of the line by its config, takes a server of the
+// other, if the configured roots vouch for it and its bundle says that both are of one authority. It shows nothing before.
+func TestD15AFirstContactDuringAMigration(t *testing.T) {
+	before, after, strange := newWorld(t), newWorld(t), newWorld(t)
+	key := bundleKey()
+	alone := migrated(3, after.made.Root)
+	alone.Kin = nil
+	for name, c := range map[string]struct {
+		by     *world
+		bundle *chanceryv1.Bundle
+		want   string // empty: it is taken
+	}{
+		"under way":           {after, migrated(3, after.made.Root, before.made.Root), ""},
+		"over":                {after, migrated(3, after.made.Root), ""},
+		"another authority":   {after, alone, "chancery authority show -o pem"},
+		"by the other's root": {before, migrated(3, after.made.Root, before.made.Root), "chancery authority show -o pem"},
+		"by a strange root":   {strange, migrated(3, strange.made.Root, before.made.Root), "chancery authority show -o pem"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := after.newSigning(key, 0)
+			s.bundle = c.bundle
+			after.own.Store(c.by.impostor(trust.SystemID(nextDomain, "server")))
+			config := before.config()
+			config.Servers = []string{s.addr}
+			config.Roots = func() ([]*x509.Certificate, error) {
+				return []*x509.Certificate{before.made.Root, after.made.Root}, nil
+			}
+			config.Anchor = must(anchor.Open(anchor.Config{Domain: td}))
+			if c.want == "" {
+				a := before.startSync(config)
+				st := s.next(t)
+				st.request()
+				if r := st.push(&chanceryv1.SyncUpdate{Version: 1, SignedBundle: s.signed()}); r.GetAcknowledged() != 1 {
+					t.Errorf("the agent says %v", r)
+				}
+				if b, _ := a.last(); b.Domain() != nextDomain || b.Of(td) == nil || !config.Anchor.Pinned() {
+					t.Errorf("what counts is %v", b)
+				}
+				return
+			}
+			if _, err := issue(t, client.New(config)); err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("%v; want %q", err, c.want)
+			}
+			if tokens, _ := s.shown(); tokens != 0 || config.Anchor.Pinned() {
+				t.Errorf("the server was shown %d tokens; its key is pinned: %v", tokens, config.Anchor.Pinned())
+			}
+		})
+	}
+}
+
 // TestD6ForeignDomainsAndNamingOverSync: what is said of foreign trust domains counts by the pinned key alone and does not keep roots from
 // being taken; services are asked for when somebody wants them, and what is said of them alone is no update to acknowledge.
 func TestD6ForeignDomainsAndNamingOverSync(t *testing.T) {

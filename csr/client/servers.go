@@ -118,7 +118,7 @@ func (t turn) answer(ctx context.Context) (context.Context, context.CancelFunc) 
 // try has one server do something. If no known root vouches for it, it is asked for roots that do.
 func (c *Client) try(ctx context.Context, a servers.Address, own *trust.Identity, t turn, do func(context.Context, *grpc.ClientConn, turn) error) error {
 	err := c.tryOnce(ctx, a, own, t, do)
-	if _, is := errors.AsType[*servers.Untrusted](err); is && c.recover(ctx, a) {
+	if u, is := errors.AsType[*servers.Untrusted](err); is && c.recover(ctx, a, u.Cause) {
 		err = c.tryOnce(ctx, a, own, t, do)
 	}
 	return err

@@ -474,40 +474,10 @@ func (w *talk) late() <-chan time.Time {
 
 // readUpdate checks all that can be checked of an update by itself, and against the one before.
 func (c *Client) readUpdate(u *chanceryv1.SyncUpdate, now time.Time) (*trust.Bundle, error) {
-	bundle, err := c.config.Anchor.Take(u.GetBundle(), u.GetSignedBundle())
-	if err != nil {
-		return nil, err
-	}
 	c.mu.Lock()
 	last := c.last
 	c.mu.Unlock()
-	if last != nil && bundle.SameRoots(last) && last.CRLs().Are(u.GetCrls()) { // most often: then there is nothing to parse
-		return bundle.WithCRLs(last.CRLs()), nil
-	}
-	if n := len(u.GetIssuers()); n > trust.MaxCRLs {
-		return nil, fmt.Errorf("%d certificates of issuers; at most %d are allowed", n, trust.MaxCRLs)
-	}
-	var issuers []*x509.Certificate
-	for i, der := range u.GetIssuers() {
-		cert, err := x509.ParseCertificate(der)
-		if err != nil {
-			return nil, fmt.Errorf("reading issuer %d: %w", i, err)
-		}
-		issuers = append(issuers, cert)
-	}
-	crls, err := trust.NewCRLs(bundle, u.GetCrls(), issuers, now)
-	if err != nil {
-		return nil, err
-	}
-	if last != nil {
-		if err := crls.Follows(last.CRLs()); err != nil {
-			return nil, err
-		}
-		if bundle.SameRoots(last) && crls.Says(last.CRLs()) { // of another server: no news for those that we serve
-			crls = last.CRLs()
-		}
-	}
-	return bundle.WithCRLs(crls), nil
+	return c.config.Anchor.Update(u, last, now)
 }
 
 // servedOf says what is served, in an order that does not change by itself.

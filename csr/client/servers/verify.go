@@ -23,6 +23,22 @@ func Verify(chain []*x509.Certificate, b *trust.Bundle) error {
 	return nil
 }
 
+// VerifyAny is Verify for a server of whatever trust domain, under roots of which it is not known for which domains they vouch.
+func VerifyAny(chain []*x509.Certificate, roots []*x509.Certificate) error {
+	if len(chain) == 0 {
+		return errors.New("verifying server: it shows no certificate")
+	}
+	id, err := trust.LeafID(chain[0])
+	if err != nil {
+		return fmt.Errorf("verifying server: %w", err)
+	}
+	b, err := trust.NewBundle(id.Domain(), 0, roots)
+	if err != nil {
+		return err
+	}
+	return Verify(chain, b)
+}
+
 // MayBeTrusted reports whether a newer bundle might vouch for a certificate that Verify has refused: no root does, or it is a server's of a
 // trust domain that is not known.
 func MayBeTrusted(err error, chain []*x509.Certificate, b *trust.Bundle) bool {

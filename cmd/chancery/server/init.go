@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"os"
 
+	"github.com/chancery-project/chancery/ca"
 	"github.com/chancery-project/chancery/ca/audit"
 	"github.com/chancery-project/chancery/ca/authority"
 	"github.com/chancery-project/chancery/ca/keys"
@@ -28,7 +29,7 @@ func Init(ctx context.Context, s *Settings, out io.Writer) error { return initia
 // initialize is Init. With roots, those of a CA that is kept elsewhere, none is made, and the issuer is left to
 // `authority csr` and `authority import`.
 func initialize(ctx context.Context, s *Settings, roots []*x509.Certificate, out io.Writer) error {
-	if err := s.parent.CheckRoots(roots); err != nil {
+	if err := errors.Join(s.parent.CheckRoots(roots), ca.CheckDomain(s.domain)); err != nil { // before anything is made, such as a mark of that name
 		return s.wrong(err)
 	}
 	st, err := s.place.Create(ctx, slog.New(slog.DiscardHandler))

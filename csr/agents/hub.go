@@ -48,7 +48,8 @@ type Config struct {
 	// brought the mark waits. ctx ends with that stream. May be nil.
 	Seen func(ctx context.Context, mark *chanceryv1.DocumentMark)
 	// Naming returns who may serve a service, "NS/NAME", as SPIFFE IDs; known is false for what is no service. It does not block. See
-	// NamingChanged. Nil: nothing is known of any service, and agents are told so.
+	// NamingChanged. Nil: agents are told nothing, so that what a
+	// server with a source told them stands: servers get it in their configs one after the other.
 	Naming func(service string) (ids []string, known bool)
 	// Ledger is told what agents say of their consumers; nil: nobody is.
 	Ledger  *evidence.Ledger
@@ -135,7 +136,7 @@ func New(c Config) *Hub {
 		config: c, start: time.Now(), ending: make(chan struct{}), changed: make(chan struct{}), streams: map[*stream]struct{}{}, places: map[string]int{},
 		byPlace: map[string]int{}, issued: map[holder]time.Time{},
 		naming: naming{
-			of: c.Naming, warn: c.Logger.Warn, seldom: rate.Sometimes{Interval: time.Minute}, ready: c.Naming == nil, all: map[string]*service{}, byPlace: map[string]int{},
+			of: c.Naming, warn: c.Logger.Warn, seldom: rate.Sometimes{Interval: time.Minute}, all: map[string]*service{}, byPlace: map[string]int{},
 		},
 	}
 	if c.Metrics != nil {

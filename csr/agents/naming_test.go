@@ -33,7 +33,7 @@ func (b *book) set(service string, ids ...string) {
 
 func newBook(h *Hub) *book {
 	b := &book{all: map[string][]string{}}
-	h.naming.of, h.naming.ready = b.of, false
+	h.naming.of = b.of
 	return b
 }
 
@@ -120,9 +120,16 @@ func TestNamingIsEncodedOnce(t *testing.T) {
 	for _, s := range c.streams[1:] {
 		c.ask(s, []string{"foo/web"})
 	}
+	// A server without naming in its config says nothing: another one of the same authority may have it, and its word stands.
+	n, _, _ := c.next(c.streams[1], time.Now())
+	if m, err := c.encode(c.streams[1], n); err != nil || len(m.parts) != 0 {
+		t.Errorf("who has no source says %d parts, %v", len(m.parts), err)
+	}
+	newBook(c.Hub)
+	c.NamingChanged()
 	var first []byte
 	for i, s := range c.streams {
-		n, changed, _ := c.next(s, time.Now())
+		n, changed, _ := c.next(s, time.Now().Add(time.Second))
 		if i == 0 {
 			if changed == nil || s.services != nil || n.named {
 				t.Error("one who asks for nothing is told something")

@@ -51,7 +51,7 @@ type Config struct {
 	Leaf      func() *x509.Certificate              // the server's own certificate; nil if it has none. May be nil
 	Profile   *ca.Profile                           // of what is issued; nil: one with the default lives
 	ActorOf   func(context.Context) (string, error) // who calls, or a refusal
-	// Naming says who may serve a service, for agents; nil: nothing is known of any. See agents.Config.
+	// Naming says who may serve a service, for agents; nil: they are told nothing. See agents.Config.
 	Naming  func(service string) (ids []string, known bool)
 	Logger  *slog.Logger
 	Metrics prometheus.Registerer

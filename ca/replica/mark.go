@@ -1,17 +1,16 @@
 package replica
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"slices"
 	"time"
 
 	"github.com/chancery-project/chancery/ca/document"
+	"github.com/chancery-project/chancery/ca/document/strict"
 	"github.com/chancery-project/chancery/ca/durable"
 	"github.com/chancery-project/chancery/ca/keys"
 	"github.com/chancery-project/chancery/trust"
@@ -43,19 +42,12 @@ func (m *markFile) text() []byte {
 
 // ReadMark reads a mark. An error is fs.ErrNotExist if there is none.
 func ReadMark(path string, td trust.Domain, s *keys.Sealer) (Mark, error) {
-	f, err := os.Open(path)
+	data, err := strict.Read(path, maxMarkFile)
 	if err != nil {
 		return Mark{}, fmt.Errorf("reading mark: %w", err)
 	}
-	defer f.Close()
-	data, err := io.ReadAll(io.LimitReader(f, maxMarkFile+1))
-	if err != nil {
-		return Mark{}, fmt.Errorf("reading mark %s: %w", path, err)
-	}
 	var m markFile
-	dec := json.NewDecoder(bytes.NewReader(data))
-	dec.DisallowUnknownFields()
-	switch err := dec.Decode(&m); {
+	switch err := strict.JSON(data, &m); {
 	case len(data) > maxMarkFile:
 		return Mark{}, fmt.Errorf("reading mark %s: it has more than %d bytes", path, maxMarkFile)
 	case err != nil:

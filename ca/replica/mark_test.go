@@ -220,6 +220,7 @@ func TestD9DamagedMark(t *testing.T) {
 		"another trust domain": {func() error {
 			return WriteMark(c.Mark, must(trust.ParseDomain("other.example")), w.sealer, Mark{1, "ab"})
 		}, "it is of trust domain"},
+		"one more":               {func() error { return os.WriteFile(c.Mark, append(good[:len(good):len(good)], good...), 0o600) }, "more than one JSON value"},
 		"a field of tomorrow":    {func() error { return os.WriteFile(c.Mark, []byte(`{"format":1,"more":1}`), 0o600) }, "unknown field"},
 		"a format of tomorrow":   {func() error { return os.WriteFile(c.Mark, []byte(`{"format":2}`), 0o600) }, "use a newer one"},
 		"more than is ever kept": {func() error { return os.WriteFile(c.Mark, []byte(strings.Repeat(" ", maxMarkFile)+"{}"), 0o600) }, "has more than"},

@@ -1,4 +1,5 @@
-// Package strict owns how JSON that was stored is decoded. It refuses fields that nobody knows, and what follows a value.
+// Package strict owns how JSON that was stored is read and decoded. It refuses fields that nobody knows, what follows a value, and to read on for
+// ever.
 package strict
 
 import (
@@ -6,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"os"
 )
 
 // JSON decodes one JSON value, and refuses fields that v does not have and what follows the value.
@@ -19,4 +21,14 @@ func JSON(data []byte, v any) error {
 		return errors.New("there is more than one JSON value")
 	}
 	return nil
+}
+
+// Read returns what a file holds, as far as one byte beyond most: whoever parses it says that it is too large.
+func Read(path string, most int) ([]byte, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return io.ReadAll(io.LimitReader(f, int64(most)+1))
 }

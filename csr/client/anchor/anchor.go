@@ -13,10 +13,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"log/slog"
-	"os"
 	"slices"
 	"sync"
 	"time"
@@ -85,12 +83,7 @@ func Open(c Config) (*Anchor, error) {
 }
 
 func (a *Anchor) load() error {
-	f, err := os.Open(a.config.File)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	data, err := io.ReadAll(io.LimitReader(f, maxFile+1))
+	data, err := strict.Read(a.config.File, maxFile)
 	if err != nil {
 		return err
 	}

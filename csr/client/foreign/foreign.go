@@ -10,10 +10,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"log/slog"
-	"os"
 	"slices"
 	"sync"
 
@@ -82,12 +80,7 @@ func Open(c Config) *Domains {
 }
 
 func (d *Domains) load() error {
-	f, err := os.Open(d.config.File)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	data, err := io.ReadAll(io.LimitReader(f, maxFile+1))
+	data, err := strict.Read(d.config.File, maxFile)
 	if err != nil {
 		return err
 	}

@@ -9,11 +9,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"log/slog"
 	"maps"
-	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -99,12 +97,7 @@ func Open(c Config) *Table {
 }
 
 func (t *Table) load() error {
-	f, err := os.Open(t.config.File)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	data, err := io.ReadAll(io.LimitReader(f, maxFile+1))
+	data, err := strict.Read(t.config.File, maxFile)
 	if err != nil {
 		return err
 	}

@@ -30,7 +30,7 @@ func (i *Issuer) SelfCheck(profiles ...*Profile) error {
 }
 
 // CheckDomain returns why no certificate could be issued for identities of a trust domain, by its name alone: the SPIFFE standard allows names
-// that RFC 5280 does not allow as the host of a URI. It is asked before there is an authority for it.
+// that crypto/x509 does not read as the host of a URI, those with an empty label. It is asked before there is an authority for it.
 func CheckDomain(td trust.Domain) error {
 	key, err := GenerateKey(P256)
 	if err != nil {
@@ -42,8 +42,8 @@ func CheckDomain(td trust.Domain) error {
 		return err
 	}
 	if err := i.selfCheck(ServerProfile(), P256); err != nil {
-		return fmt.Errorf("no certificate could be issued in trust domain %s, since a certificate's URIs need the name of a host (RFC 5280, section 4.2.1.6); "+
-			"use one like mesh.example: two labels or more, each of a-z, 0-9, '-' and '_', with neither first nor last '-' (%w)", td, err)
+		return fmt.Errorf("no certificate could be issued in trust domain %s, since nobody could read a certificate with that name in a URI; "+
+			"use one like prod or mesh.example, without a dot at either end or two in a row (%w)", td, err)
 	}
 	return nil
 }

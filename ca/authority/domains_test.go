@@ -364,7 +364,8 @@ func TestWhatCannotMigrate(t *testing.T) {
 		"a parent":     {doc, "mesh.example", "", true, []string{"`parent`", "another authority"}},
 		"offline":      {offline, "mesh.example", "", false, []string{"kept elsewhere", "another authority"}},
 		"servers":      {over, "mesh.example", "", false, []string{"spiffe://cluster.local/ns/chancery/sa/east until", "`issuers`"}},
-		"one label":    {doc, "mesh", "", false, []string{"no certificate could be issued in trust domain mesh,", "like mesh.example"}},
+		"one label":    {doc, "new-td", "", false, nil},
+		"a dot":        {doc, "mesh.", "", false, []string{"no certificate could be issued in trust domain mesh.,", "like prod or mesh.example"}},
 		"servers gone": {ended, "mesh.example", "", false, nil},
 	} {
 		err := held.Migratable(tc.doc, c.Domain, parse(t, tc.to), tc.plugged, tc.parented, now)

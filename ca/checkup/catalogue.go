@@ -191,6 +191,8 @@ var Catalogue = []Entry{
 		"Let `identity` and the token's service account agree."},
 	{"roots.unusable", criticals, "The agent cannot verify its server.",
 		"Copy roots.pem from the server again."},
+	{"roots.outdated", warns, "This agent goes by the bundle that it keeps and talks to the server; nothing in serverRoots vouches for it any more, so a new agent, or one that lost its `bundle` file, would not.",
+		"Put what `chancery authority show -o pem -c SERVER.yaml` prints on a server into serverRoots; no restart. If nobody has rotated the roots, find out who changed the file."},
 	{"server.unreachable", both, "The agent cannot renew its identity there: warning while another one of its servers answers, else critical.",
 		"Check the address, the network and that the server runs."},
 	{"server.unverified", criticals, "Whatever answers does not prove to be this trust domain's server, so the agent does not talk to it.",

@@ -292,7 +292,15 @@ func TestDoctorOfAnAgent(t *testing.T) {
 		t.Fatal(err)
 	}
 	writeFile(t, server.Roots, string(foreign), 0o644)
+	waitFound(t, 10*time.Second, "doctor", config, "warning roots.outdated")
+	kept := agent.Socket + ".bundle"
+	if err := os.Rename(kept, kept+".away"); err != nil {
+		t.Fatal(err)
+	}
 	waitFound(t, 10*time.Second, "doctor", config, "critical server.unverified")
+	if err := os.Rename(kept+".away", kept); err != nil {
+		t.Fatal(err)
+	}
 	writeFile(t, server.Roots, string(roots), 0o644)
 	server.Kill()
 	waitFound(t, 10*time.Second, "doctor", config, "critical server.unreachable")

@@ -211,6 +211,9 @@ func (e *agentExam) tryServer(ctx context.Context, addr string, bundle *trust.Bu
 	config := trust.ClientTLS(want, trust.Only(bundle), func() *trust.Identity { return nil })
 	config.VerifyConnection = func(cs tls.ConnectionState) error {
 		if e.kept != nil && servers.Verify(cs.PeerCertificates, e.kept) == nil {
+			if why := servers.VerifyAny(cs.PeerCertificates, bundle.Roots()); why != nil {
+				e.found("roots.outdated", checkup.Warning, "roots "+e.agent.ServerRoots, "do not vouch for server %s: %v", addr, why)
+			}
 			return nil
 		}
 		return servers.Verify(cs.PeerCertificates, bundle)

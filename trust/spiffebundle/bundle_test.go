@@ -230,7 +230,7 @@ func TestMarshalIsStableAndRead(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if bytes.Contains(data, []byte("kid")) {
+		if bytes.Contains(data, []byte(`"kid"`)) {
 			t.Errorf("%s: a root has a key ID: %s", name, data)
 		}
 		again, err := Parse(b.Domain, data)

@@ -158,25 +158,17 @@ type ask struct {
 	agent    []byte // whose table the certificate will be in; empty for a client that keeps none
 }
 
-// exact reports whether an identity is asked for by name and is to be that or none, whatever a migration's plan says: see Service.identity.
-func (a *ask) exact(caller trust.ID) bool {
-	if a.identity == "" { // as nearly always: an error that nobody reads would be made each time
-		return false
-	}
-	id, err := trust.ParseID(a.identity)
-	return err == nil && (a.api != apiNative || id.Path() != caller.Path())
-}
-
 // issue decides on one request of an authenticated caller and has it signed, by the issuer of the call.
 func (s *Service) issue(ctx context.Context, call *lines.Call, c caller, a ask) (*answers.Chains, *ca.Certificate, trust.ID, *Denial) {
 	if d := s.admit(ctx, c); d != nil {
 		return nil, nil, trust.ID{}, d
 	}
 	defer s.admission.Release()
-	shared, id, att, d := s.identity(ctx, call, c, a)
+	g, d := s.identity(ctx, call, c, a)
 	if d != nil {
 		return nil, nil, trust.ID{}, d
 	}
+	id := g.id
 	if d := s.stillAllowed(id, c); d != nil {
 		return nil, nil, id, d
 	}
@@ -184,12 +176,12 @@ func (s *Service) issue(ctx context.Context, call *lines.Call, c caller, a ask) 
 	if d != nil {
 		return nil, nil, id, d
 	}
-	issuer, err := s.reserve(ctx, shared.Issuer(), a.lifetime)
+	issuer, err := s.reserve(ctx, g.by.Issuer(), a.lifetime)
 	if err != nil {
 		return nil, nil, id, notReady(err)
 	}
 	token, err := issuer.Prepare(s.profile, ca.Request{
-		ID: id, PublicKey: pub, TTL: a.lifetime, Attestation: att, Requester: c.requester(),
+		ID: id, PublicKey: pub, TTL: a.lifetime, Attestation: g.att, Requester: c.requester(),
 	})
 	if err != nil {
 		return nil, nil, id, refusal(err)
@@ -199,10 +191,9 @@ func (s *Service) issue(ctx context.Context, call *lines.Call, c caller, a ask) 
 		return nil, nil, id, refusal(err)
 	}
 	s.sampler.Offer(cert)
-	name := id.String()
-	s.agents.Issued(a.api, name, cert.NotAfter)
-	s.note(c, name, a, shared.Leaf(cert))
-	return shared, cert, id, nil
+	s.agents.Issued(a.api, id.String(), cert.NotAfter)
+	s.note(c, g, a.agent, g.by.Leaf(cert))
+	return g.by, cert, id, nil
 }
 
 // reserve has other servers told of the life that a certificate will have, or returns an issuer with which it is shorter.
@@ -219,12 +210,12 @@ func (s *Service) reserve(ctx context.Context, i *ca.Issuer, asked time.Duration
 }
 
 // note tells the ledger who was given a certificate (decisions D1 and D3).
-func (s *Service) note(c caller, identity string, a ask, leaf evidence.Leaf) {
-	if len(a.agent) > 0 {
-		s.ledger.ToAgent(c.ID.String(), a.agent, leaf)
+func (s *Service) note(c caller, g grant, agent []byte, leaf evidence.Leaf) {
+	if len(agent) > 0 {
+		s.ledger.ToAgent(c.ID.String(), agent, leaf)
 		return
 	}
-	who := evidence.Client{Cluster: c.Cluster, Pod: c.attestation.PodHash, Identity: identity, Caller: c.ID.String(), Place: c.place(), Remote: c.remote, Exact: a.exact(c.ID)}
+	who := evidence.Client{Cluster: c.Cluster, Pod: c.attestation.PodHash, Identity: g.id.String(), Caller: c.ID.String(), Place: c.place(), Remote: c.remote, Exact: g.exact}
 	if c.shown != nil {
 		who.Shown = hex.EncodeToString(c.shown.SerialNumber.Bytes())
 	}

@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 )
@@ -31,4 +32,18 @@ func Read(path string, most int) ([]byte, error) {
 	}
 	defer f.Close()
 	return io.ReadAll(io.LimitReader(f, int64(most)+1))
+}
+
+// Kept decodes a file that a process keeps for its next start: at most so many bytes, and of one format, which v has in *has.
+func Kept(data []byte, most, format int, v any, has *int) error {
+	if len(data) > most {
+		return fmt.Errorf("it is larger than %d bytes", most)
+	}
+	if err := JSON(data, v); err != nil {
+		return err
+	}
+	if *has != format {
+		return fmt.Errorf("its format is %d; this version reads %d", *has, format)
+	}
+	return nil
 }

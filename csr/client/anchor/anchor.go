@@ -92,15 +92,9 @@ func (a *Anchor) load() error {
 
 // parse takes a file over, strictly.
 func (a *Anchor) parse(data []byte) error {
-	if len(data) > maxFile {
-		return fmt.Errorf("it is larger than %d bytes", maxFile)
-	}
 	var c content
-	if err := strict.JSON(data, &c); err != nil {
+	if err := strict.Kept(data, maxFile, format, &c, &c.Format); err != nil {
 		return err
-	}
-	if c.Format != format {
-		return fmt.Errorf("its format is %d; this version reads %d", c.Format, format)
 	}
 	if len(c.Left) > maxLeft {
 		return fmt.Errorf("it has %d roots that left; at most %d are kept", len(c.Left), maxLeft)

@@ -89,15 +89,9 @@ func (d *Domains) load() error {
 
 // parse takes a file over, strictly.
 func (d *Domains) parse(data []byte) error {
-	if len(data) > maxFile {
-		return fmt.Errorf("it is larger than %d bytes", maxFile)
-	}
 	var c file
-	if err := strict.JSON(data, &c); err != nil {
+	if err := strict.Kept(data, maxFile, format, &c, &c.Format); err != nil {
 		return err
-	}
-	if c.Format != format {
-		return fmt.Errorf("its format is %d; this version reads %d", c.Format, format)
 	}
 	s := trust.SignedFederation{Federation: c.Federation, Signature: c.Signature, Key: c.Key}
 	w, err := d.read(s)

@@ -106,15 +106,9 @@ func (t *Table) load() error {
 
 // parse takes a file over, strictly.
 func (t *Table) parse(data []byte) error {
-	if len(data) > maxFile {
-		return fmt.Errorf("it is larger than %d bytes", maxFile)
-	}
 	var c file
-	if err := strict.JSON(data, &c); err != nil {
+	if err := strict.Kept(data, maxFile, format, &c, &c.Format); err != nil {
 		return err
-	}
-	if c.Format != format {
-		return fmt.Errorf("its format is %d; this version reads %d", c.Format, format)
 	}
 	if n := len(c.Services); n > maxServices {
 		return fmt.Errorf("it has %d services; at most %d are kept", n, maxServices)
